@@ -1,0 +1,147 @@
+#pragma once
+
+/// Vector helpers beyond at::vec, for kernel files only: each such file is compiled once per instruction set, so
+/// everything here has internal linkage (an AVX-512 copy must never serve another level).
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstdint>
+
+namespace posenc::cpu {
+namespace {
+
+using Vf = at::vec::Vectorized<float>;
+using Vd = at::vec::Vectorized<double>;
+using Vi = at::vec::Vectorized<int32_t>;
+
+static_assert(2 * Vd::size() == Vf::size() && Vi::size() == Vf::size());
+
+#if defined(CPU_CAPABILITY_AVX2)
+/// The first n of eight 32-bit lanes set, for masked loads and stores (at::vec goes through memory there).
+inline __m256i lanes_below(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
+/// The first n elements at p; the other lanes are unspecified but finite.
+template <typename T>
+inline at::vec::Vectorized<T> load_partial(const T* p, int64_t n) {
+#if defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<T, float>) {
+    return Vf(_mm256_maskload_ps(p, lanes_below(n)));
+  } else if constexpr (sizeof(T) == 2) {
+    if (n % 2 == 0) {
+      return at::vec::Vectorized<T>(_mm256_maskload_epi32(reinterpret_cast<const int*>(p), lanes_below(n / 2)));
+    }
+  }
+#endif
+  return at::vec::Vectorized<T>::loadu(p, n);
+}
+
+template <typename T>
+inline void store_partial(T* p, const at::vec::Vectorized<T>& v, int64_t n) {
+#if defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<T, float>) {
+    _mm256_maskstore_ps(p, lanes_below(n), v);
+    return;
+  } else if constexpr (sizeof(T) == 2) {
+    if (n % 2 == 0) {
+      _mm256_maskstore_epi32(reinterpret_cast<int*>(p), lanes_below(n / 2), v);
+      return;
+    }
+  }
+#endif
+  v.store(p, static_cast<int>(n));
+}
+
+/// Two vectors of doubles rounded to one of floats, in lane order.
+inline Vf narrow(const Vd& low, const Vd& high) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return Vf(_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return Vf(_mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low)));
+#else
+  alignas(64) double wide[Vf::size()];
+  alignas(64) float out[Vf::size()];
+  low.store(wide);
+  high.store(wide + Vd::size());
+  for (int i = 0; i < Vf::size(); ++i) {
+    out[i] = static_cast<float>(wide[i]);
+  }
+  return Vf::loadu(out);
+#endif
+}
+
+/// Two vectors of doubles that hold integers below 2^31 in magnitude, as int32.
+inline Vi narrow_integers(const Vd& low, const Vd& high) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return Vi(_mm512_inserti32x8(_mm512_castsi256_si512(_mm512_cvtpd_epi32(low)), _mm512_cvtpd_epi32(high), 1));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return Vi(_mm256_set_m128i(_mm256_cvtpd_epi32(high), _mm256_cvtpd_epi32(low)));
+#else
+  alignas(64) double wide[Vf::size()];
+  alignas(64) int32_t out[Vf::size()];
+  low.store(wide);
+  high.store(wide + Vd::size());
+  for (int i = 0; i < Vf::size(); ++i) {
+    out[i] = static_cast<int32_t>(wide[i]);
+  }
+  return Vi::loadu(out);
+#endif
+}
+
+inline Vf flip_sign(const Vf& v, const Vi& sign_bits) {
+  return at::vec::cast<float>(at::vec::cast<int32_t>(v) ^ sign_bits);
+}
+
+/// A vector of bfloat16 as floats: its even and its odd lanes, which cost a shift and a mask and no shuffle.
+inline void split_bfloat16(const at::vec::Vectorized<c10::BFloat16>& v, Vf& even, Vf& odd) {
+  const Vi bits = Vi::loadu(&v);
+  even = at::vec::cast<float>(bits << Vi(16));
+  odd = at::vec::cast<float>(bits & Vi(static_cast<int32_t>(0xffff0000)));
+}
+
+/// Whether a lane of a or of b is NaN.
+inline bool any_nan(const Vf& a, const Vf& b) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
+#else
+  return (a == a).zero_mask() != 0 || (b == b).zero_mask() != 0;
+#endif
+}
+
+/// The upper halves of 32-bit lanes, those of `even` in the even and those of `odd` in the odd 16-bit lanes.
+inline Vi join_upper_halves(const Vi& even, const Vi& odd) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return Vi(_mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xaaaaaaaa, odd));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return Vi(_mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa));
+#else
+  return ((even >> Vi(16)) & Vi(0xffff)) | (odd & Vi(static_cast<int32_t>(0xffff0000)));
+#endif
+}
+
+/// Two vectors as the even and odd lanes of one of bfloat16, rounded to nearest, ties to even; NaN stays NaN.
+inline at::vec::Vectorized<c10::BFloat16> join_bfloat16(const Vf& even, const Vf& odd) {
+  const auto round = [](const Vf& v) {
+    const Vi bits = at::vec::cast<int32_t>(v);
+    return bits + Vi(0x7fff) + ((bits >> Vi(16)) & Vi(1));
+  };
+  Vi low = round(even), high = round(odd);
+  if (any_nan(even, odd)) {  // rounding up may have carried a NaN's mantissa into its sign
+    const auto keep_nan = [](const Vi& rounded, const Vf& v) {
+      return at::vec::cast<int32_t>(
+          Vf::blendv(at::vec::cast<float>(Vi(0x7fc00000)), at::vec::cast<float>(rounded), v == v));
+    };
+    low = keep_nan(low, even);
+    high = keep_nan(high, odd);
+  }
+  const Vi bits = join_upper_halves(low, high);
+  return at::vec::Vectorized<c10::BFloat16>::loadu(&bits);
+}
+
+}  // namespace
+}  // namespace posenc::cpu

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <posenc/export.h>
+
+#include <string>
+
+namespace posenc {
+
+/// Version of this library, e.g. "0.1.0".
+POSENC_API std::string version();
+/// Version of the torch that this library was built against, e.g. "2.13.0".
+POSENC_API std::string torch_version();
+/// Instruction set of the CPU kernels in use: "default", "avx2" or "avx512" (POSENC_CPU_CAPABILITY overrides).
+POSENC_API std::string cpu_capability();
+/// How this library was built: compiler, flags, build type, instruction sets, CUDA (no).
+POSENC_API std::string build_info();
+
+}  // namespace posenc
