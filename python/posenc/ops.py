@@ -1,0 +1,232 @@
+"""The ops of posenc as functions of tensors. Each is one call of ``torch.ops.posenc.NAME``.
+
+Shapes: B batch, H query heads, G key heads, T tokens, D head width, R rotary width (R <= D), A position axes. Tensors to
+rotate are (B, H, T, D) with any strides (pass ``x.transpose(1, 2)`` of a (B, T, H, D) tensor as it is); outputs keep the
+order of the strides. dtypes: float32, float64, bfloat16, float16; arithmetic is float32 (float64 for float64), angles are
+formed and reduced in float64.
+
+Arguments that several of them share:
+    positions: Integer or floating positions in tokens, (T) or (B, T); over several axes (A, T) or (A, B, T). They may
+        repeat, be unsorted or negative. None: ``offset + arange(T)``, on every axis.
+    inv_freq: (R/2) frequencies in radians per token, float64 or float32. (A, R/2), or per head (A, H, R/2): the angle of a
+        pair is the sum over axes of position times frequency.
+    attention_scaling: Multiplies cos and sin (the magnitude of YaRN).
+    interleaved: Pairs are (2k, 2k+1) instead of (k, k + R/2).
+    inverse: Rotates by the negated angle (the transpose; ``attention_scaling`` still multiplies).
+    axes: For each of the R/2 frequencies, the position axis that turns its pair.
+    exact: False forms angles as ``position * inv_freq`` rounded to float32, as the tables of other libraries do.
+    offset: First position where ``positions`` is None: an int, or an int tensor (B).
+
+Raises: ValueError for shapes and values, TypeError for dtypes.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.posenc
+_rotary = _ops.rotary.default
+_rotary_qk = _ops.rotary_qk.default
+_rotary_qk_ = _ops.rotary_qk_.default
+_rotary_tables = _ops.rotary_tables.default
+_apply_rotary = _ops.apply_rotary.default
+_apply_rotary_qk = _ops.apply_rotary_qk.default
+_apply_rotary_qk_ = _ops.apply_rotary_qk_.default
+_permute_rotary_weight = _ops.permute_rotary_weight.default
+
+__all__ = [
+    "apply_rotary",
+    "apply_rotary_qk",
+    "apply_rotary_qk_",
+    "permute_rotary_weight",
+    "rotary",
+    "rotary_qk",
+    "rotary_qk_",
+    "rotary_tables",
+]
+
+
+def _changed(
+    attention_scaling: float,
+    interleaved: bool,
+    inverse: bool,
+    axes: Sequence[int] | None,
+    exact: bool,
+    offset: int | Tensor,
+) -> dict[str, Any]:
+    """Options of a rotary op that differ from its schema's defaults: each one passed costs a decoding step its share."""
+    options: dict[str, Any] = {"offsets" if isinstance(offset, Tensor) else "offset": offset}
+    if attention_scaling != 1.0:
+        options["attention_scaling"] = attention_scaling
+    if interleaved:
+        options["interleaved"] = interleaved
+    if inverse:
+        options["inverse"] = inverse
+    if axes is not None:
+        options["axes"] = axes
+    if not exact:
+        options["exact"] = exact
+    return options
+
+
+def rotary(
+    x: Tensor,
+    positions: Tensor | None,
+    inv_freq: Tensor,
+    *,
+    attention_scaling: float = 1.0,
+    interleaved: bool = False,
+    inverse: bool = False,
+    axes: Sequence[int] | None = None,
+    exact: bool = True,
+    offset: int | Tensor = 0,
+) -> Tensor:
+    """Rotary position embedding (RoFormer, arXiv 2104.09864, eq. 14), table-free.
+
+    Each pair (a, b) of ``x`` becomes ``s * (a cos t - b sin t, b cos t + a sin t)`` with ``t = position * inv_freq[k]`` and
+    ``s = attention_scaling``. Columns R..D-1 pass through unchanged. Gradients to ``x``, and to ``inv_freq`` and floating
+    ``positions`` where asked.
+
+    Shape:
+        x (B, H, T, D) -> (B, H, T, D)
+
+    Example:
+        >>> inv_freq, _ = posenc.scaling.frequencies(4)
+        >>> posenc.ops.rotary(torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4), torch.tensor([1]), inv_freq)
+        tensor([[[[-1.9841,  1.9599,  2.4624,  4.0198]]]])
+    """
+    options = _changed(attention_scaling, interleaved, inverse, axes, exact, offset)
+    return _rotary(x, positions, inv_freq, **options)
+
+
+def rotary_qk(
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor | None,
+    inv_freq: Tensor,
+    *,
+    attention_scaling: float = 1.0,
+    interleaved: bool = False,
+    inverse: bool = False,
+    axes: Sequence[int] | None = None,
+    exact: bool = True,
+    offset: int | Tensor = 0,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotary` of ``q`` and ``k`` in one pass: angles, sines and cosines are formed once for both.
+
+    Shape:
+        q (B, H, T, D), k (B, G, T, D) -> the same
+    """
+    options = _changed(attention_scaling, interleaved, inverse, axes, exact, offset)
+    return _rotary_qk(q, k, positions, inv_freq, **options)
+
+
+def rotary_qk_(
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor | None,
+    inv_freq: Tensor,
+    *,
+    attention_scaling: float = 1.0,
+    interleaved: bool = False,
+    inverse: bool = False,
+    axes: Sequence[int] | None = None,
+    exact: bool = True,
+    offset: int | Tensor = 0,
+) -> None:
+    """:func:`rotary_qk` in place, for inference.
+
+    Raises:
+        RuntimeError: Grad mode is on and an input requires a gradient, or ``q`` and ``k`` overlap.
+    """
+    options = _changed(attention_scaling, interleaved, inverse, axes, exact, offset)
+    _rotary_qk_(q, k, positions, inv_freq, **options)
+
+
+def rotary_tables(
+    positions: Tensor | None,
+    inv_freq: Tensor,
+    *,
+    length: int | None = None,
+    offset: int | Tensor = 0,
+    attention_scaling: float = 1.0,
+    axes: Sequence[int] | None = None,
+    exact: bool = True,
+    dtype: torch.dtype = torch.float32,
+    decay: Tensor | None = None,
+    centre: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """``attention_scaling * (cos, sin)`` of ``position * inv_freq``, for :func:`apply_rotary`.
+
+    ``length`` is T where ``positions`` is None. ``decay`` (R/2) multiplies both by ``exp(decay[k] * (position - centre))``,
+    as xPos needs. Gradients to ``inv_freq``, ``decay`` and floating ``positions``.
+
+    Shape:
+        -> two of (T, R/2), (B, T, R/2), or with frequencies per head (B or 1, H, T, R/2)
+    """
+    start, rows = (0, offset) if isinstance(offset, Tensor) else (offset, None)
+    return _rotary_tables(
+        positions,
+        inv_freq,
+        length=length,
+        offset=start,
+        offsets=rows,
+        attention_scaling=attention_scaling,
+        axes=axes,
+        exact=exact,
+        dtype=dtype,
+        decay=decay,
+        centre=centre,
+    )
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False) -> Tensor:
+    """Rotates ``x`` by given tables of half width, one entry per pair. Gradients to ``x``, ``cos`` and ``sin``.
+
+    The tables of transformers are full width and hold each entry twice: pass ``cos[..., :R//2]``.
+
+    Shape:
+        x (B, H, T, D); cos, sin (T, R/2), (B or 1, T, R/2) or (B or 1, H or 1, T, R/2) -> (B, H, T, D)
+    """
+    return _apply_rotary(x, cos, sin, interleaved=interleaved, inverse=inverse)
+
+
+def apply_rotary_qk(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False
+) -> tuple[Tensor, Tensor]:
+    """:func:`apply_rotary` of ``q`` and ``k`` in one pass.
+
+    Shape:
+        q (B, H, T, D), k (B, G, T, D) -> the same
+    """
+    return _apply_rotary_qk(q, k, cos, sin, interleaved=interleaved, inverse=inverse)
+
+
+def apply_rotary_qk_(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, inverse: bool = False
+) -> None:
+    """:func:`apply_rotary_qk` in place, for inference.
+
+    Raises:
+        RuntimeError: Grad mode is on and an input requires a gradient, or ``q`` and ``k`` overlap.
+    """
+    _apply_rotary_qk_(q, k, cos, sin, interleaved=interleaved, inverse=inverse)
+
+
+def permute_rotary_weight(
+    weight: Tensor, num_heads: int, to: Literal["half", "interleaved"] = "half", *, rotary_dim: int | None = None
+) -> Tensor:
+    """Rows of a query or key projection, reordered from one pair layout of RoPE to the other.
+
+    A model whose q and k projections (weights and biases) are both permuted attends in the new layout as it did in the
+    old one. ``to="half"`` reads interleaved rows (original Llama weights), ``to="interleaved"`` half ones (transformers).
+
+    Args:
+        weight: (num_heads * D, ..), or a bias (num_heads * D).
+        num_heads: Heads in ``weight``: H for queries, G for keys.
+        to: The layout to produce.
+        rotary_dim: R where only the first R columns of each head turn.
+    """
+    return _permute_rotary_weight(weight, num_heads, to, rotary_dim)
