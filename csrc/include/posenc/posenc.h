@@ -1,0 +1,8 @@
+#pragma once
+
+/// Everything a C++ user of posenc needs.
+#include <posenc/nn.h>
+#include <posenc/ops.h>
+#include <posenc/positions.h>
+#include <posenc/scaling.h>
+#include <posenc/version.h>

@@ -1,0 +1,109 @@
+#include <posenc/nn/axial_rotary.h>
+
+#include "nn/rotary_call.h"
+#include "scaling/plain_tensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+
+namespace posenc::nn {
+namespace {
+
+void check(const AxialRotaryOptions& o) {
+  TORCH_CHECK_VALUE(o.num_axes() >= 1, "AxialRotary: expected num_axes to be at least 1, but got ", o.num_axes());
+  TORCH_CHECK_VALUE(o.head_dim() >= 1 && o.head_dim() % (2 * o.num_axes()) == 0,
+                    "AxialRotary: expected head_dim to be a multiple of 2 * num_axes = ", 2 * o.num_axes(),
+                    ", but got ", o.head_dim());
+  TORCH_CHECK_VALUE(!o.num_heads() || o.learnable(),
+                    "AxialRotary: expected num_heads only beside learnable=True, but got ", o.num_heads().value_or(0));
+  TORCH_CHECK_VALUE(!o.num_heads() || *o.num_heads() >= 1, "AxialRotary: expected num_heads to be at least 1, but got ",
+                    o.num_heads().value_or(0));
+}
+
+}  // namespace
+
+AxialRotaryImpl::AxialRotaryImpl(AxialRotaryOptions options) : options(std::move(options)) { reset(); }
+
+void AxialRotaryImpl::reset() {
+  check(options);
+  initial_ = initial_inv_freq();
+  if (options.learnable()) {
+    const PlainTensorsGuard guard;
+    inv_freq = register_parameter("inv_freq", initial_.to(c10::get_default_dtype_as_scalartype(), false, true));
+  }
+}
+
+void AxialRotaryImpl::reset_parameters() {
+  if (options.learnable()) {
+    at::NoGradGuard no_grad;
+    inv_freq.copy_(initial_);
+  }
+}
+
+void AxialRotaryImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "posenc::nn::AxialRotary(head_dim=" << options.head_dim()
+         << ", num_axes=" << options.num_axes() << ", base=" << options.base()
+         << ", interleaved=" << options.interleaved() << ", learnable=" << options.learnable();
+  if (options.num_heads()) {
+    stream << ", num_heads=" << *options.num_heads();
+  }
+  stream << ")";
+}
+
+at::Tensor AxialRotaryImpl::initial_inv_freq() const {
+  const int64_t axes = options.num_axes(), pairs = options.head_dim() / 2, own = pairs / axes;
+  const at::Tensor spectrum = scaling::frequencies(2 * own, options.base()).inv_freq;
+  const double* theta = spectrum.const_data_ptr<double>();
+  if (!options.learnable()) {
+    std::vector<double> all;
+    for (int64_t axis = 0; axis < axes; ++axis) {
+      all.insert(all.end(), theta, theta + own);
+    }
+    return plain_tensor(all);
+  }
+  const int64_t heads = options.num_heads().value_or(1);
+  std::vector<double> mixed(axes * heads * pairs, 0.0);
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    for (int64_t head = 0; head < heads; ++head) {
+      std::copy_n(theta, own, mixed.begin() + (axis * heads + head) * pairs + axis * own);
+    }
+  }
+  const at::Tensor result = plain_tensor(mixed);
+  return options.num_heads() ? result.view({axes, heads, pairs}) : result.view({axes, pairs});
+}
+
+std::vector<int64_t> AxialRotaryImpl::axes() const {
+  std::vector<int64_t> axes;
+  for (int64_t axis = 0; axis < options.num_axes(); ++axis) {
+    axes.insert(axes.end(), options.head_dim() / 2 / options.num_axes(), axis);
+  }
+  return axes;
+}
+
+at::Tensor AxialRotaryImpl::frequencies_for(const at::Tensor& x) const {
+  return options.learnable() ? at_least_float(inv_freq) : initial_.to(x.device());
+}
+
+RotaryFuncOptions AxialRotaryImpl::op_options(const RotaryForwardOptions& call) const {
+  TORCH_CHECK_VALUE(call.positions(), "AxialRotary: expected positions of shape (axes, length) or (axes, batch, length)");
+  const at::Tensor& positions = *call.positions();
+  TORCH_CHECK_VALUE(positions.dim() >= 2 && positions.size(0) == options.num_axes(),
+                    "AxialRotary: expected positions of shape (axes, length) or (axes, batch, length) with ",
+                    options.num_axes(), " axes, but got ", positions.sizes());
+  auto o = RotaryFuncOptions().interleaved(options.interleaved());
+  if (!options.learnable()) {
+    o.axes(axes());
+  }
+  return o;
+}
+
+at::Tensor AxialRotaryImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
+  return posenc::rotary(x, call.positions(), frequencies_for(x), op_options(call));
+}
+
+std::tuple<at::Tensor, at::Tensor> AxialRotaryImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
+                                                               const RotaryForwardOptions& call) {
+  return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q), op_options(call));
+}
+
+}  // namespace posenc::nn

@@ -1,0 +1,84 @@
+#include "nn/rotary_call.h"
+#include "scaling/plain_tensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+
+namespace posenc::nn {
+namespace {
+
+int64_t width(const RotaryOptions& o) { return o.rotary_dim().value_or(o.head_dim()); }
+
+void check(const RotaryOptions& o) {
+  const char* name = o.rotary_dim() ? "rotary_dim" : "head_dim (rotary_dim, where only part of a head turns)";
+  check_rotary_width("Rotary", o.head_dim(), name, width(o));
+  check_seq_len("Rotary", o.seq_len());
+  TORCH_CHECK_VALUE(!o.learnable() || !scaling::depends_on_length(o.scaling()),
+                    "Rotary: expected a scaling that does not depend on the length beside learnable=True, but got ",
+                    o.scaling());
+}
+
+}  // namespace
+
+RotaryImpl::RotaryImpl(RotaryOptions options) : options(std::move(options)) { reset(); }
+
+void RotaryImpl::reset() {
+  check(options);
+  frequencies_ = frequencies(options.seq_len());
+  if (options.learnable()) {
+    const PlainTensorsGuard guard;
+    inv_freq = register_parameter("inv_freq", frequencies_.inv_freq.to(c10::get_default_dtype_as_scalartype(), false, true));
+  }
+}
+
+void RotaryImpl::reset_parameters() {
+  if (options.learnable()) {
+    at::NoGradGuard no_grad;
+    inv_freq.copy_(frequencies_.inv_freq);
+  }
+}
+
+void RotaryImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "posenc::nn::Rotary(head_dim=" << options.head_dim() << ", rotary_dim=" << width(options)
+         << ", base=" << options.base() << ", interleaved=" << options.interleaved();
+  if (options.scaling() != scaling::Scaling()) {
+    stream << ", scaling=" << options.scaling();
+  }
+  stream << ", exact=" << options.exact();
+  if (options.seq_len()) {
+    stream << ", seq_len=" << *options.seq_len();
+  }
+  stream << ", learnable=" << options.learnable() << ")";
+}
+
+scaling::Frequencies RotaryImpl::frequencies(std::optional<int64_t> seq_len) const {
+  return scaling::frequencies(width(options), options.base(), options.scaling(), seq_len, options.exact());
+}
+
+at::Tensor RotaryImpl::frequencies_for(const at::Tensor& x, const RotaryForwardOptions& call) const {
+  if (options.learnable()) {
+    return at_least_float(inv_freq);
+  }
+  return frequencies_for_call("Rotary", frequencies_.inv_freq, options.scaling(), width(options), options.base(),
+                              options.exact(), options.seq_len(), x, call);
+}
+
+RotaryFuncOptions RotaryImpl::op_options(const RotaryForwardOptions& call) const {
+  return RotaryFuncOptions()
+      .attention_scaling(frequencies_.attention_scaling)
+      .interleaved(options.interleaved())
+      .exact(options.exact())
+      .offset(call.offset())
+      .offsets(call.offsets());
+}
+
+at::Tensor RotaryImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
+  return posenc::rotary(x, call.positions(), frequencies_for(x, call), op_options(call));
+}
+
+std::tuple<at::Tensor, at::Tensor> RotaryImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
+                                                          const RotaryForwardOptions& call) {
+  return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q, call), op_options(call));
+}
+
+}  // namespace posenc::nn

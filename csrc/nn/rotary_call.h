@@ -1,0 +1,24 @@
+#pragma once
+
+/// What the rotary modules share: from a module's options and a call's to frequencies and op options.
+
+#include <posenc/nn/rotary.h>
+
+namespace posenc::nn {
+
+/// inv_freq for a call on x, on x's device: `initial`, or where the scaling depends on the length, the frequencies for
+/// the call's seq_len, else `seq_len`, else the tokens up to the last one that the call rotates.
+at::Tensor frequencies_for_call(const char* module, const at::Tensor& initial, const scaling::Scaling& scaling,
+                                int64_t width, double base, bool exact, std::optional<int64_t> seq_len,
+                                const at::Tensor& x, const RotaryForwardOptions& call);
+
+/// A parameter as the ops take it: a half-width module keeps half-width parameters, the ops start at float32.
+at::Tensor at_least_float(const at::Tensor& parameter);
+
+/// Raises unless `width` columns, named `name`, are even, not negative and at most head_dim, and head_dim positive.
+void check_rotary_width(const char* module, int64_t head_dim, const char* name, int64_t width);
+
+/// Raises unless seq_len is absent or positive.
+void check_seq_len(const char* module, std::optional<int64_t> seq_len);
+
+}  // namespace posenc::nn

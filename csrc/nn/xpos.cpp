@@ -1,0 +1,52 @@
+#include <posenc/nn/xpos.h>
+
+#include "nn/rotary_call.h"
+#include "scaling/plain_tensors.h"
+
+#include <cmath>
+
+namespace posenc::nn {
+
+XPosImpl::XPosImpl(XPosOptions options) : options(std::move(options)) { reset(); }
+
+void XPosImpl::reset() {
+  check_rotary_width("XPos", options.head_dim(), "head_dim", options.head_dim());
+  TORCH_CHECK_VALUE(std::isfinite(options.scale_base()) && options.scale_base() > 0,
+                    "XPos: expected scale_base to be a positive number, but got ", options.scale_base());
+  TORCH_CHECK_VALUE(std::isfinite(options.centre()), "XPos: expected centre to be finite, but got ", options.centre());
+  inv_freq_ = scaling::frequencies(options.head_dim(), options.base()).inv_freq;
+  std::vector<double> decay;
+  for (int64_t k = 0; k < options.head_dim() / 2; ++k) {
+    const double zeta = (2.0 * static_cast<double>(k) / static_cast<double>(options.head_dim()) + 0.4) / 1.4;
+    decay.push_back(std::log(zeta) / options.scale_base());
+  }
+  decay_ = plain_tensor(decay);
+}
+
+void XPosImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "posenc::nn::XPos(head_dim=" << options.head_dim() << ", base=" << options.base()
+         << ", scale_base=" << options.scale_base() << ", centre=" << options.centre()
+         << ", interleaved=" << options.interleaved() << ")";
+}
+
+at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
+  const auto [cos, sin] =
+      posenc::rotary_tables(call.positions(), inv_freq_.to(x.device()),
+                            RotaryTablesFuncOptions()
+                                .length(call.positions() ? std::nullopt : std::make_optional(x.sym_size(2)))
+                                .offset(call.offset())
+                                .offsets(call.offsets())
+                                .dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
+                                .decay((sign * decay_).to(x.device()))
+                                .centre(options.centre()));
+  return posenc::apply_rotary(x, cos, sin, options.interleaved());
+}
+
+at::Tensor XPosImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) { return turn(x, 1.0, call); }
+
+std::tuple<at::Tensor, at::Tensor> XPosImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
+                                                        const RotaryForwardOptions& call) {
+  return {turn(q, 1.0, call), turn(k, -1.0, call)};
+}
+
+}  // namespace posenc::nn

@@ -1,0 +1,9 @@
+#pragma once
+
+/// One function for each family, called by module.cpp.
+
+#include <pybind11/pybind11.h>
+
+void bind_scaling(pybind11::module_& m);
+void bind_positions(pybind11::module_& m);
+void bind_nn(pybind11::module_& m);

@@ -1,0 +1,35 @@
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Encoding(torch.nn.Module):
+    """Base of the modules that own parameters: they take their initial values whenever memory is new.
+
+    ``to_empty`` after construction on the meta device leaves parameters of plain torch modules uninitialised; here it
+    initialises them, so that nothing computes with what the allocator left behind.
+    """
+
+    def reset_parameters(self) -> None:
+        """Sets every parameter to its initial value."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        was_meta = any(p.is_meta for p in self.parameters(recurse=False))
+        result = super()._apply(fn, recurse)
+        if was_meta and not any(p.is_meta for p in self.parameters(recurse=False)):
+            self.reset_parameters()
+        return result
+
+
+@torch.no_grad()
+def assign(parameter: Tensor, value: Tensor) -> None:
+    """Copies ``value`` into ``parameter``, which may be on any device, meta included, and sharded (DTensor)."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is not None:
+        from torch.distributed.tensor import distribute_tensor
+
+        placements = parameter.placements  # type: ignore[attr-defined]  # of DTensor
+        value = distribute_tensor(value.to(parameter.device, parameter.dtype), mesh, placements)
+    parameter.copy_(value)

@@ -1,0 +1,262 @@
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from posenc import _C, hf_rope, ops
+from posenc.nn.base import Encoding, assign
+from posenc.scaling import Scaling
+
+
+class RotaryEncoding(Encoding):
+    """Base of the modules that rotate queries and keys."""
+
+    @overload
+    def forward(
+        self,
+        q: Tensor,
+        k: None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int | Tensor = 0,
+        seq_len: int | None = None,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor | None = None,
+        *,
+        offset: int | Tensor = 0,
+        seq_len: int | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int | Tensor = 0,
+        seq_len: int | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Rotates ``q``, and ``k`` where given, by their positions.
+
+        Args:
+            q: (B, H, T, D).
+            k: (B, G, T, D).
+            positions: (T) or (B, T), or over several axes (A, T) or (A, B, T); integer or floating, in tokens. None:
+                ``offset + arange(T)``.
+            offset: First position where ``positions`` is None: an int, or an int tensor (B).
+            seq_len: Length in tokens for length-dependent scalings, instead of the constructor's.
+        """
+        return self._rotate(q, k, positions, offset, seq_len)
+
+    _op_options: dict[str, Any]
+
+    def _rotate(
+        self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        inv_freq = self._frequencies_for(q, positions, offset, seq_len)
+        if k is None:
+            return ops.rotary(q, positions, inv_freq, offset=offset, **self._op_options)
+        return ops.rotary_qk(q, k, positions, inv_freq, offset=offset, **self._op_options)
+
+    def _frequencies_for(
+        self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+class ScaledRotaryEncoding(RotaryEncoding):
+    """Base of the rotary modules that take a scaling.
+
+    With a scaling that depends on the length (DynamicNTK, LongRoPE) each call uses, in this order: its own ``seq_len``, the
+    constructor's, ``offset + T``, or with explicit positions the largest one + 1 (which reads data, and so breaks a
+    compiled graph).
+    """
+
+    inv_freq: Tensor
+    rotary_dim: int
+    base: float
+    exact: bool
+    seq_len: int | None
+
+    def _set_scaling(self, scaling: Scaling) -> None:
+        self.scaling = scaling
+        self._encoded_scaling = _C.scaling.encode(scaling) if _C.scaling.depends_on_length(scaling) else None
+
+    def _frequencies_for(
+        self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
+    ) -> Tensor:
+        inv_freq = self.inv_freq
+        if self._encoded_scaling is not None:
+            if seq_len is None:
+                seq_len = self.seq_len if self.seq_len is not None else _length(q, positions, offset)
+            inv_freq = torch.ops.posenc.scaled_inv_freq(
+                inv_freq, self._encoded_scaling, self.rotary_dim, self.base, seq_len, self.exact
+            )
+        return on_device_of(q, inv_freq)
+
+
+class Rotary(ScaledRotaryEncoding):
+    """Rotary position embedding (RoFormer, arXiv 2104.09864) with every context extension of :mod:`posenc.scaling`.
+
+    Frequencies are derived from the options in float64 and are neither parameters nor buffers, so ``.half()``, ``.to()``
+    and ``to_empty()`` leave them exact. A module without learnable frequencies has an empty ``state_dict``.
+
+    With a scaling that depends on the length (DynamicNTK, LongRoPE) each call uses, in this order: its own ``seq_len``, the
+    constructor's, ``offset + T``, or with explicit positions the largest one + 1 (which reads data, and so breaks a
+    compiled graph). Keys rotated under one length do not match queries rotated under another: with a key cache give one
+    fixed ``seq_len``, or cache keys before rotation.
+
+    Args:
+        head_dim: D, the width of a head.
+        rotary_dim: R, even and at most ``head_dim``: how many columns turn. None: all. The others pass through unchanged.
+        base: Base of the frequencies ``base ** (-2k/R)``.
+        interleaved: Pairs are (2k, 2k+1), as in GPT-J and the original Llama weights, instead of (k, k + R/2), as in
+            GPT-NeoX and the Llama of transformers.
+        scaling: One of :mod:`posenc.scaling`.
+        exact: False: float32 frequencies and angles, bit for bit those of transformers.
+        seq_len: Length in tokens for length-dependent scalings.
+        learnable: ``inv_freq`` (R/2) is a parameter.
+
+    Attributes:
+        inv_freq: (R/2) frequencies in radians per token, without the effect of a call's length.
+        attention_scaling: Magnitude that multiplies cos and sin.
+
+    Shape:
+        q (B, H, T, D), k (B, G, T, D) -> (q', k') of the same shapes and dtypes, or q' where k is None
+
+    Raises:
+        ValueError: An option or a shape does not fit.
+        TypeError: A dtype does not fit.
+
+    Example:
+        >>> rope = posenc.nn.Rotary(128, base=500000.0, scaling=posenc.scaling.Yarn(4.0, 8192))
+        >>> q, k = rope(torch.randn(1, 32, 16, 128), torch.randn(1, 8, 16, 128), offset=100)
+    """
+
+    attention_scaling: float
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        rotary_dim: int | None = None,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scaling: Scaling = None,
+        exact: bool = True,
+        seq_len: int | None = None,
+        learnable: bool = False,
+    ) -> None:
+        super().__init__()
+        twin = _C.nn.Rotary(
+            head_dim,
+            rotary_dim=rotary_dim,
+            base=base,
+            interleaved=interleaved,
+            scaling=scaling,
+            exact=exact,
+            seq_len=seq_len,
+            learnable=learnable,
+        )
+        self.head_dim = head_dim
+        self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        self.base = base
+        self.interleaved = interleaved
+        self.exact = exact
+        self.seq_len = seq_len
+        self.learnable = learnable
+        self._set_scaling(scaling)
+        self._initial_inv_freq, self.attention_scaling = twin.frequencies(seq_len)
+        self._op_options = {
+            "attention_scaling": self.attention_scaling,
+            "interleaved": interleaved,
+            "exact": exact,
+        }
+        if learnable:
+            self.inv_freq = torch.nn.Parameter(torch.empty(self.rotary_dim // 2))
+            self.reset_parameters()
+        else:
+            self.inv_freq = self._initial_inv_freq
+
+    @classmethod
+    def from_hf(
+        cls,
+        config: Any,
+        layer_type: str | None = None,
+        head_dim: int | None = None,
+        interleaved: bool | None = None,
+        **options: Any,
+    ) -> "Rotary":
+        """Builds the rotary embedding that a transformers configuration describes; see :func:`posenc.hf_rope.read_rope`.
+
+        Args:
+            config: A transformers configuration, its dict (``config.json``), or a rope dict with ``head_dim``.
+            layer_type: Which of several rope dicts, e.g. "sliding_attention".
+            head_dim: Width of a head, where the configuration does not give it or gives another.
+            interleaved: Pair layout; None: as transformers' model of this ``model_type`` has it.
+            **options: Further options of the constructor, e.g. ``exact=False`` or ``seq_len``.
+
+        Raises:
+            ValueError: Unknown type or key, a missing or invalid value, or ``mrope_section`` (use
+                :meth:`MultimodalRotary.from_hf`).
+
+        Example:
+            >>> rope = posenc.nn.Rotary.from_hf({"rope_type": "linear", "factor": 4.0}, head_dim=64)
+        """
+        return cls(**hf_rope.rotary_arguments(config, layer_type, head_dim, interleaved), **options)
+
+    def reset_parameters(self) -> None:
+        """Sets learnable frequencies back to those that the options give."""
+        if self.learnable:
+            assign(self.inv_freq, self._initial_inv_freq)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        parts = [f"{self.head_dim}, rotary_dim={self.rotary_dim}, base={self.base}, interleaved={self.interleaved}"]
+        if self.scaling is not None:
+            parts.append(f"scaling={self.scaling!r}")
+        parts.append(f"exact={self.exact}")
+        if self.seq_len is not None:
+            parts.append(f"seq_len={self.seq_len}")
+        parts.append(f"learnable={self.learnable}")
+        return ", ".join(parts)
+
+    def _frequencies_for(
+        self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
+    ) -> Tensor:
+        if self.learnable:
+            return at_least_float(self.inv_freq)
+        return super()._frequencies_for(q, positions, offset, seq_len)
+
+
+def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
+    """``constant``, which modules keep on the CPU, where ``x`` is."""
+    return constant if constant.device == x.device else constant.to(x.device)
+
+
+def at_least_float(parameter: Tensor) -> Tensor:
+    """A half-width module keeps half-width parameters; the ops take them from float32 on."""
+    return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
+
+
+def check_axes(module: str, positions: Tensor, num_axes: int) -> None:
+    """Raises unless ``positions`` are (A, T) or (A, B, T); a pybind call here would break compiled graphs."""
+    if positions.dim() < 2 or positions.shape[0] != num_axes:
+        raise ValueError(
+            f"{module}: expected positions of shape (axes, length) or (axes, batch, length) with {num_axes} axes, but "
+            f"got {list(positions.shape)}"
+        )
+
+
+def _length(q: Tensor, positions: Tensor | None, offset: int | Tensor) -> int:
+    """Tokens up to the last one that a call rotates."""
+    if positions is not None:
+        return int(positions.max()) + 1 if positions.numel() > 0 else 1
+    start = int(offset.max()) if isinstance(offset, Tensor) else offset
+    return max(1, start + q.shape[-2])

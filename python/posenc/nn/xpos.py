@@ -1,0 +1,73 @@
+import torch
+from torch import Tensor
+
+from posenc import _C, ops
+from posenc.nn.rotary import RotaryEncoding, on_device_of
+
+
+class XPos(RotaryEncoding):
+    """xPos (arXiv 2212.10554): RoPE with scores that decay with the distance.
+
+    Queries grow by ``zeta_k ** ((p - centre) / scale_base)`` and keys shrink by the same, with
+    ``zeta_k = (2k/D + 0.4) / 1.4``, so the product of a query and a key ``n`` tokens before it carries
+    ``zeta_k ** (n / scale_base)``. Meant for causal attention. The centre is one fixed number, so that cached keys stay
+    consistent; any gives the same scores, one near the positions in use keeps the numbers small: float32 keys of pair 0
+    overflow some 36000 tokens from it, float16 ones some 4500.
+
+    Args:
+        head_dim: D, even.
+        base: Base of the frequencies.
+        scale_base: Tokens over which a pair decays by its zeta.
+        centre: Position, in tokens, at which nothing grows or shrinks.
+        interleaved: Pairs are (2k, 2k+1), as in the authors' code, instead of (k, k + D/2).
+
+    Shape:
+        q (B, H, T, D), k (B, G, T, D) -> (q', k'), or q', taken as queries, where k is None
+
+    Example:
+        >>> q, k = posenc.nn.XPos(64)(torch.randn(1, 8, 16, 64), torch.randn(1, 8, 16, 64))
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        scale_base: float = 512.0,
+        centre: float = 0.0,
+        interleaved: bool = True,
+    ) -> None:
+        super().__init__()
+        twin = _C.nn.XPos(head_dim, base=base, scale_base=scale_base, centre=centre, interleaved=interleaved)
+        self.head_dim = head_dim
+        self.base = base
+        self.scale_base = scale_base
+        self.centre = centre
+        self.interleaved = interleaved
+        self.inv_freq, self._growth = twin.constants()
+        self._decay = -self._growth
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return (
+            f"{self.head_dim}, base={self.base}, scale_base={self.scale_base}, centre={self.centre}, "
+            f"interleaved={self.interleaved}"
+        )
+
+    def _rotate(
+        self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        q_turned = self._turn(q, self._growth, positions, offset)
+        return q_turned if k is None else (q_turned, self._turn(k, self._decay, positions, offset))
+
+    def _turn(self, x: Tensor, decay: Tensor, positions: Tensor | None, offset: int | Tensor) -> Tensor:
+        cos, sin = ops.rotary_tables(
+            positions,
+            on_device_of(x, self.inv_freq),
+            length=x.shape[-2] if positions is None else None,
+            offset=offset,
+            dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
+            decay=on_device_of(x, decay),
+            centre=self.centre,
+        )
+        return ops.apply_rotary(x, cos, sin, interleaved=self.interleaved)
