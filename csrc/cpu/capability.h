@@ -26,9 +26,9 @@ const char* name(Capability level);
   const Table& POSENC_KERNELS_JOIN(prefix, CPU_CAPABILITY)() { return table; }
 
 #if defined(__x86_64__)
-#define POSENC_SELECT_KERNELS(prefix)                                                                       \
-  (::posenc::cpu::capability() == ::posenc::cpu::Capability::kAVX512 ? prefix##_AVX512()                    \
-   : ::posenc::cpu::capability() == ::posenc::cpu::Capability::kAVX2 ? prefix##_AVX2()                      \
+#define POSENC_SELECT_KERNELS(prefix)                                                    \
+  (::posenc::cpu::capability() == ::posenc::cpu::Capability::kAVX512 ? prefix##_AVX512() \
+   : ::posenc::cpu::capability() == ::posenc::cpu::Capability::kAVX2 ? prefix##_AVX2()   \
                                                                      : prefix##_DEFAULT())
 #else
 #define POSENC_SELECT_KERNELS(prefix) prefix##_DEFAULT()

@@ -85,12 +85,13 @@ at::Tensor AxialRotaryImpl::frequencies_for(const at::Tensor& x) const {
 }
 
 RotaryFuncOptions AxialRotaryImpl::op_options(const RotaryForwardOptions& call) const {
-  TORCH_CHECK_VALUE(call.positions(), "AxialRotary: expected positions of shape (axes, length) or (axes, batch, length)");
+  TORCH_CHECK_VALUE(call.positions(),
+                    "AxialRotary: expected positions of shape (axes, length) or (axes, batch, length)");
   const at::Tensor& positions = *call.positions();
   TORCH_CHECK_VALUE(positions.dim() >= 2 && positions.size(0) == options.num_axes(),
                     "AxialRotary: expected positions of shape (axes, length) or (axes, batch, length) with ",
                     options.num_axes(), " axes, but got ", positions.sizes());
-  auto o = RotaryFuncOptions().interleaved(options.interleaved());
+  auto o = RotaryFuncOptions().interleaved(options.interleaved()).offset(call.offset()).offsets(call.offsets());
   if (!options.learnable()) {
     o.axes(axes());
   }
@@ -98,11 +99,13 @@ RotaryFuncOptions AxialRotaryImpl::op_options(const RotaryForwardOptions& call) 
 }
 
 at::Tensor AxialRotaryImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
+  check_call_width("AxialRotary", options.head_dim(), x);
   return posenc::rotary(x, call.positions(), frequencies_for(x), op_options(call));
 }
 
 std::tuple<at::Tensor, at::Tensor> AxialRotaryImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                                const RotaryForwardOptions& call) {
+  check_call_width("AxialRotary", options.head_dim(), q);
   return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q), op_options(call));
 }
 

@@ -27,7 +27,8 @@ void RotaryImpl::reset() {
   frequencies_ = frequencies(options.seq_len());
   if (options.learnable()) {
     const PlainTensorsGuard guard;
-    inv_freq = register_parameter("inv_freq", frequencies_.inv_freq.to(c10::get_default_dtype_as_scalartype(), false, true));
+    inv_freq =
+        register_parameter("inv_freq", frequencies_.inv_freq.to(c10::get_default_dtype_as_scalartype(), false, true));
   }
 }
 
@@ -73,11 +74,13 @@ RotaryFuncOptions RotaryImpl::op_options(const RotaryForwardOptions& call) const
 }
 
 at::Tensor RotaryImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
+  check_call_width("Rotary", options.head_dim(), x);
   return posenc::rotary(x, call.positions(), frequencies_for(x, call), op_options(call));
 }
 
 std::tuple<at::Tensor, at::Tensor> RotaryImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                           const RotaryForwardOptions& call) {
+  check_call_width("Rotary", options.head_dim(), q);
   return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q, call), op_options(call));
 }
 

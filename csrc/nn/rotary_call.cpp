@@ -5,7 +5,7 @@ namespace {
 
 int64_t length_of(const at::Tensor& x, const RotaryForwardOptions& call) {
   if (call.positions()) {
-    return call.positions()->numel() > 0 ? call.positions()->max().item<int64_t>() + 1 : 1;
+    return call.positions()->numel() > 0 ? std::max<int64_t>(1, call.positions()->max().item<int64_t>() + 1) : 1;
   }
   const bool rows = call.offsets() && call.offsets()->numel() > 0;
   const int64_t offset = rows ? call.offsets()->max().item<int64_t>() : call.offset();
@@ -35,6 +35,19 @@ void check_rotary_width(const char* module, int64_t head_dim, const char* name, 
   TORCH_CHECK_VALUE(width >= 0 && width % 2 == 0, module, ": expected ", name, " to be even, but got ", width);
   TORCH_CHECK_VALUE(width <= head_dim, module, ": expected ", name, " to be at most head_dim ", head_dim, ", but got ",
                     width);
+}
+
+void check_call_width(const char* module, int64_t head_dim, const at::Tensor& x) {
+  // The op itself refuses other dimensions than four.
+  TORCH_CHECK_VALUE(x.dim() != 4 || x.size(3) == head_dim, module,
+                    ": expected q of shape (batch, heads, length, head_dim) with head_dim ", head_dim, ", but got ",
+                    x.sizes());
+}
+
+void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k) {
+  const bool same = k.dim() == 4 && q.dim() == 4 && q.size(0) == k.size(0) && q.size(2) == k.size(2);
+  TORCH_CHECK_VALUE(same, module, ": expected q and k to have equal batch, length and head_dim, but got q of shape ",
+                    q.sizes(), " and k of shape ", k.sizes());
 }
 
 void check_seq_len(const char* module, std::optional<int64_t> seq_len) {

@@ -18,6 +18,12 @@ at::Tensor at_least_float(const at::Tensor& parameter);
 /// Raises unless `width` columns, named `name`, are even, not negative and at most head_dim, and head_dim positive.
 void check_rotary_width(const char* module, int64_t head_dim, const char* name, int64_t width);
 
+/// Raises unless a call's x (B, H, T, D) has the head width that the module was built for.
+void check_call_width(const char* module, int64_t head_dim, const at::Tensor& x);
+
+/// Raises unless q (B, H, T, D) and k (B, G, T, D) are of the same tokens.
+void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k);
+
 /// Raises unless seq_len is absent or positive.
 void check_seq_len(const char* module, std::optional<int64_t> seq_len);
 

@@ -30,15 +30,15 @@ void XPosImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
-  const auto [cos, sin] =
-      posenc::rotary_tables(call.positions(), inv_freq_.to(x.device()),
-                            RotaryTablesFuncOptions()
-                                .length(call.positions() ? std::nullopt : std::make_optional(x.sym_size(2)))
-                                .offset(call.offset())
-                                .offsets(call.offsets())
-                                .dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
-                                .decay((sign * decay_).to(x.device()))
-                                .centre(options.centre()));
+  check_call_width("XPos", options.head_dim(), x);
+  const auto [cos, sin] = posenc::rotary_tables(call.positions(), inv_freq_.to(x.device()),
+                                                RotaryTablesFuncOptions()
+                                                    .length(x.sym_size(2))
+                                                    .offset(call.offset())
+                                                    .offsets(call.offsets())
+                                                    .dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
+                                                    .decay((sign * decay_).to(x.device()))
+                                                    .centre(options.centre()));
   return posenc::apply_rotary(x, cos, sin, options.interleaved());
 }
 
@@ -46,6 +46,7 @@ at::Tensor XPosImpl::forward(const at::Tensor& x, const RotaryForwardOptions& ca
 
 std::tuple<at::Tensor, at::Tensor> XPosImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                         const RotaryForwardOptions& call) {
+  check_same_tokens("XPos", q, k);
   return {turn(q, 1.0, call), turn(k, -1.0, call)};
 }
 

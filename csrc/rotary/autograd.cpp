@@ -35,12 +35,12 @@ const Tensor& value_or(const OptionalTensor& t, const Tensor& other) { return t 
 
 OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
 
-/// rotary (k undefined) and rotary_qk.
+/// rotary (k absent) and rotary_qk.
 struct Rotate : torch::autograd::Function<Rotate> {
   static constexpr bool is_traceable = true;
 
-  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const OptionalTensor& positions,
-                               const Tensor& inv_freq, const RotaryFuncOptions& o) {
+  static variable_list forward(AutogradContext* ctx, const Tensor& q, const OptionalTensor& k,
+                               const OptionalTensor& positions, const Tensor& inv_freq, const RotaryFuncOptions& o) {
     at::AutoDispatchBelowADInplaceOrView below;
     ctx->set_materialize_grads(false);
     ctx->save_for_backward({positions.value_or(Tensor()), inv_freq, o.offsets().value_or(Tensor())});
@@ -50,10 +50,10 @@ struct Rotate : torch::autograd::Function<Rotate> {
     ctx->saved_data["axes"] = o.axes();
     ctx->saved_data["exact"] = o.exact();
     ctx->saved_data["offset"] = o.offset();
-    if (!k.defined()) {
+    if (!k) {
       return {rotary(q, positions, inv_freq, o)};
     }
-    auto [q_turned, k_turned] = rotary_qk(q, k, positions, inv_freq, o);
+    auto [q_turned, k_turned] = rotary_qk(q, *k, positions, inv_freq, o);
     return {q_turned, k_turned};
   }
 
@@ -158,7 +158,7 @@ Tensor rotary_autograd(const Tensor& x, const OptionalTensor& positions, const T
     return apply_rotary(x, cos, sin, o.interleaved(), o.inverse());
   }
   if (wants_gradient(x)) {
-    return Rotate::apply(x, Tensor(), positions, inv_freq, o)[0];
+    return Rotate::apply(x, OptionalTensor(), positions, inv_freq, o)[0];
   }
   at::AutoDispatchBelowADInplaceOrView below;
   return rotary(x, positions, inv_freq, o);
@@ -176,7 +176,7 @@ std::tuple<Tensor, Tensor> rotary_qk_autograd(const Tensor& q, const Tensor& k, 
     return apply_rotary_qk(q, k, cos, sin, o.interleaved(), o.inverse());
   }
   if (wants_gradient(q) || wants_gradient(k)) {
-    const auto turned = Rotate::apply(q, k, positions, inv_freq, o);
+    const auto turned = Rotate::apply(q, OptionalTensor(k), positions, inv_freq, o);
     return {turned[0], turned[1]};
   }
   at::AutoDispatchBelowADInplaceOrView below;

@@ -74,8 +74,8 @@ inline AngleShape check_frequencies(const char* op, const Tensor& inv_freq,
     shape.heads = inv_freq.sym_size(1);
   }
   if (inv_freq.dim() > 1) {
-    TORCH_CHECK_VALUE(holds(inv_freq.sym_size(0).sym_ge(1)), op, ": expected inv_freq to have at least one axis, but got ",
-                      inv_freq.sym_sizes());
+    TORCH_CHECK_VALUE(holds(inv_freq.sym_size(0).sym_ge(1)), op,
+                      ": expected inv_freq to have at least one axis, but got ", inv_freq.sym_sizes());
   }
   if (axes) {
     TORCH_CHECK_VALUE(inv_freq.dim() == 1, op, ": expected inv_freq of shape (R/2) beside axes, but got ",

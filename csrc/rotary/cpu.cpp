@@ -241,8 +241,8 @@ void write_tables(const OptionalTensor& positions, const Tensor& inv_freq, const
   const AngleTables<T> tables(kernels(), form, where, inv_freq, o.axes(), axes, o.attention_scaling(), false);
   const int64_t groups = inv_freq.dim() == 3 ? inv_freq.size(1) : 1;
   const int64_t batch = cos.numel() / std::max<int64_t>(1, groups * tokens * pairs);
-  const int64_t block = block_tokens(batch * groups, tokens, 2 * form.padded * static_cast<int64_t>(sizeof(T)),
-                                     2 * cos.numel());
+  const int64_t block =
+      block_tokens(batch * groups, tokens, 2 * form.padded * static_cast<int64_t>(sizeof(T)), 2 * cos.numel());
   const int64_t blocks = ceil_div(tokens, block);
   T* cos_out = cos.mutable_data_ptr<T>();
   T* sin_out = sin.mutable_data_ptr<T>();

@@ -52,7 +52,7 @@ Tensor angles(const OptionalTensor& positions, const Tensor& inv_freq, const Rot
     Tensor weights = f.select(0, axis);
     if (f.dim() == 3) {
       column = (column.dim() == 2 ? column.unsqueeze(0) : column).unsqueeze(1);  // (B|1, 1, T, 1)
-      weights = weights.unsqueeze(1);                                           // (H, 1, R/2)
+      weights = weights.unsqueeze(1);                                            // (H, 1, R/2)
     }
     const Tensor term = column * weights;
     sum = sum.defined() ? sum + term : term;
@@ -143,8 +143,8 @@ namespace {
 
 Tensor permute_weight(const Tensor& weight, int64_t num_heads, c10::string_view to, std::optional<int64_t> rotary_dim) {
   const char* op = "permute_rotary_weight";
-  TORCH_CHECK_VALUE(to == "half" || to == "interleaved", op, ": expected to to be 'half' or 'interleaved', but got '", to,
-                    "'");
+  TORCH_CHECK_VALUE(to == "half" || to == "interleaved", op, ": expected to to be 'half' or 'interleaved', but got '",
+                    to, "'");
   TORCH_CHECK_VALUE(weight.dim() >= 1, op, ": expected weight of shape (num_heads * head_dim, ..), but got a scalar");
   TORCH_CHECK_VALUE(num_heads >= 1 && weight.size(0) % num_heads == 0, op,
                     ": expected num_heads to divide the rows of weight, but got ", num_heads, " heads for ",
@@ -155,8 +155,8 @@ Tensor permute_weight(const Tensor& weight, int64_t num_heads, c10::string_view 
                     " to be even and at most head_dim ", head_dim, ", but got ", turning);
   const Tensor heads = weight.unflatten(0, {num_heads, head_dim});
   const bool to_half = to == "half";
-  const Tensor pairs = heads.narrow(1, 0, turning).unflatten(1, to_half ? at::IntArrayRef{turning / 2, 2}
-                                                                        : at::IntArrayRef{2, turning / 2});
+  const Tensor pairs = heads.narrow(1, 0, turning)
+                           .unflatten(1, to_half ? at::IntArrayRef{turning / 2, 2} : at::IntArrayRef{2, turning / 2});
   return at::cat({pairs.transpose(1, 2).flatten(1, 2), heads.narrow(1, turning, head_dim - turning)}, 1).flatten(0, 1);
 }
 
@@ -188,8 +188,8 @@ Tensor apply_rotary_other(const Tensor& x, const Tensor& cos, const Tensor& sin,
   return like(x, reference::apply_rotary(x, cos, sin, interleaved, inverse));
 }
 
-std::tuple<Tensor, Tensor> apply_rotary_qk_other(const Tensor& q, const Tensor& k, const Tensor& cos,
-                                                 const Tensor& sin, bool interleaved, bool inverse) {
+std::tuple<Tensor, Tensor> apply_rotary_qk_other(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
+                                                 bool interleaved, bool inverse) {
   const auto [q_turned, k_turned] = reference::apply_rotary_qk(q, k, cos, sin, interleaved, inverse);
   return {like(q, q_turned), like(k, k_turned)};
 }

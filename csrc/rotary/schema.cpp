@@ -12,22 +12,24 @@ using at::OptionalIntArrayRef;
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-#define ANGLE_OPTIONS                                                                                        \
-  "*, float attention_scaling=1.0, bool interleaved=False, bool inverse=False, int[]? axes=None, bool "      \
+#define ANGLE_OPTIONS                                                                                   \
+  "*, float attention_scaling=1.0, bool interleaved=False, bool inverse=False, int[]? axes=None, bool " \
   "exact=True, SymInt offset=0, Tensor? offsets=None"
 
 TORCH_LIBRARY_FRAGMENT(posenc, m) {
   // Output strides follow the input's, so a compiler must not change those.
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
   m.def("rotary(Tensor x, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> Tensor", tags);
-  m.def("rotary_qk(Tensor q, Tensor k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> (Tensor, Tensor)", tags);
+  m.def("rotary_qk(Tensor q, Tensor k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> (Tensor, Tensor)",
+        tags);
   m.def("rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> ()", tags);
   m.def(
       "rotary_tables(Tensor? positions, Tensor inv_freq, *, SymInt? length=None, SymInt offset=0, Tensor? offsets=None, "
       "float attention_scaling=1.0, int[]? axes=None, bool exact=True, ScalarType dtype=float, Tensor? decay=None, "
       "float centre=0.0) -> (Tensor, Tensor)",
       tags);
-  m.def("apply_rotary(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False) -> Tensor", tags);
+  m.def("apply_rotary(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False) -> Tensor",
+        tags);
   m.def(
       "apply_rotary_qk(Tensor q, Tensor k, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False) -> "
       "(Tensor, Tensor)",
@@ -82,10 +84,9 @@ void rotary_qk_(Tensor q, Tensor k, const OptionalTensor& positions, const Tenso
 
 std::tuple<Tensor, Tensor> rotary_tables(const OptionalTensor& positions, const Tensor& inv_freq,
                                          const RotaryTablesFuncOptions& o) {
-  static const auto op =
-      find<std::tuple<Tensor, Tensor>(const OptionalTensor&, const Tensor&, std::optional<c10::SymInt>, c10::SymInt,
-                                      const OptionalTensor&, double, OptionalIntArrayRef, bool, at::ScalarType,
-                                      const OptionalTensor&, double)>("posenc::rotary_tables");
+  static const auto op = find<std::tuple<Tensor, Tensor>(
+      const OptionalTensor&, const Tensor&, std::optional<c10::SymInt>, c10::SymInt, const OptionalTensor&, double,
+      OptionalIntArrayRef, bool, at::ScalarType, const OptionalTensor&, double)>("posenc::rotary_tables");
   return op.call(positions, inv_freq, o.length(), o.offset(), o.offsets(), o.attention_scaling(), view(o.axes()),
                  o.exact(), o.dtype(), o.decay(), o.centre());
 }
@@ -108,8 +109,8 @@ void apply_rotary_qk_(Tensor q, Tensor k, const Tensor& cos, const Tensor& sin, 
 
 Tensor permute_rotary_weight(const Tensor& weight, int64_t num_heads, c10::string_view to,
                              std::optional<int64_t> rotary_dim) {
-  static const auto op = find<Tensor(const Tensor&, int64_t, c10::string_view, std::optional<int64_t>)>(
-      "posenc::permute_rotary_weight");
+  static const auto op =
+      find<Tensor(const Tensor&, int64_t, c10::string_view, std::optional<int64_t>)>("posenc::permute_rotary_weight");
   return op.call(weight, num_heads, to, rotary_dim);
 }
 

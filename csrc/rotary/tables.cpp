@@ -49,9 +49,7 @@ Positions::Positions(const OptionalTensor& positions, const c10::SymInt& offset,
 
 void Positions::fill(int64_t batch, int64_t first, int64_t count, double* to) const {
   if (!positions_.defined()) {
-    const int64_t start = offsets_.defined()
-                              ? offsets_.const_data_ptr<int64_t>()[batch * offsets_.stride(0)]
-                              : offset_;
+    const int64_t start = offsets_.defined() ? offsets_.const_data_ptr<int64_t>()[batch * offsets_.stride(0)] : offset_;
     for (int64_t i = 0; i < count; ++i) {
       std::fill_n(to + i * axes_, axes_, static_cast<double>(start + first + i));
     }

@@ -47,6 +47,13 @@ constexpr std::array kIgnoredKeys{
 
 constexpr std::array kTypes{"default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"};
 
+/// Models whose position axes alternate over the pairs, whatever their dict says.
+constexpr std::array kAlternatingAxesModels{"cohere_compass", "cosmos3_edge", "hy_v4_vl",     "qwen3_5",  "qwen3_5_moe",
+                                            "qwen3_omni_moe", "qwen3_vl",     "qwen3_vl_moe", "qwen4_exp"};
+
+/// Models that share pairs out among position axes in an order of their own, which no option here expresses.
+constexpr std::array kOwnAxesModels{"ernie4_5_vl_moe", "hunyuan_vl"};
+
 /// Without the suffix "_text" of the language part of a multimodal model. Those with multi-head latent attention read
 /// pairs this way and write halves, which leaves every product of a query and a key as it is.
 constexpr std::array kInterleavedModels{
@@ -256,6 +263,13 @@ Scaling read_scaling(const Reader& rope, const RopeModel& model, double fraction
   return {};
 }
 
+/// A model type without the suffix of the language part of a multimodal model.
+std::string_view family(std::string_view model_type) {
+  constexpr std::string_view suffix = "_text";
+  if (model_type.ends_with(suffix)) model_type.remove_suffix(suffix.size());
+  return model_type;
+}
+
 std::vector<int64_t> read_sections(const Reader& rope, int64_t rotary_dim) {
   if (!rope.has("mrope_section")) return {};
   std::vector<int64_t> sections;
@@ -297,17 +311,18 @@ RopeConfig read_rope(const RopeDict& rope_dict, const RopeModel& model) {
   config.base = rope.number("rope_theta").value_or(model.rope_theta().value_or(10000.0));
   config.scaling = read_scaling(rope, model, fraction.value_or(1.0));
   config.interleaved = model.interleaved().value_or(has_interleaved_pairs(model.model_type()));
+  TORCH_CHECK_VALUE(
+      !rope.has("mrope_section") || !contains(kOwnAxesModels, family(model.model_type())),
+      "rope config: expected mrope_section of a model that shares pairs out section by section or in turns, "
+      "but model_type ",
+      model.model_type(), " has an order of its own: call posenc.ops.rotary with axes in that order");
   config.mrope_section = read_sections(rope, config.rotary_dim);
-  config.mrope_interleaved = rope.flag("mrope_interleaved").value_or(false);
+  config.mrope_interleaved =
+      rope.flag("mrope_interleaved").value_or(false) || contains(kAlternatingAxesModels, family(model.model_type()));
   check_arguments(config.rotary_dim, config.base, config.scaling);
   return config;
 }
 
-bool has_interleaved_pairs(const std::string& model_type) {
-  std::string_view name = model_type;
-  constexpr std::string_view suffix = "_text";
-  if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
-  return contains(kInterleavedModels, name);
-}
+bool has_interleaved_pairs(const std::string& model_type) { return contains(kInterleavedModels, family(model_type)); }
 
 }  // namespace posenc::scaling

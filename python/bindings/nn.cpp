@@ -4,6 +4,8 @@
 
 #include <torch/python.h>
 
+#include <sstream>
+
 namespace py = pybind11;
 using namespace posenc;
 using at::Tensor;
@@ -24,9 +26,17 @@ nn::RotaryForwardOptions call_options(const std::optional<Tensor>& positions, co
   return call;
 }
 
-/// forward(q, k=None, positions=None, *, offset=0, seq_len=None), alike in all rotary modules.
+/// repr, and forward(q, k=None, positions=None, *, offset=0, seq_len=None), alike in all rotary modules.
 template <typename Module, typename Class>
-void bind_rotary_forward(Class& bound) {
+void bind_rotary_module(Class& bound) {
+  // Assigned, since def() would add an overload behind the one of bind_module.
+  bound.attr("__repr__") = py::cpp_function(
+      [](const Module& self) {
+        std::ostringstream stream;
+        self.pretty_print(stream);
+        return stream.str();
+      },
+      py::is_method(bound));
   bound.def(
       "forward",
       [](Module& self, const Tensor& q, const std::optional<Tensor>& k, const std::optional<Tensor>& positions,
@@ -66,23 +76,20 @@ void bind_rotary(py::module_& m) {
            py::arg("interleaved") = false, py::arg("scaling") = py::none(), py::arg("exact") = true,
            py::arg("seq_len") = py::none(), py::arg("learnable") = false)
       .def("frequencies", &frequencies<nn::RotaryImpl>, py::arg("seq_len") = py::none());
-  bind_rotary_forward<nn::RotaryImpl>(bound);
+  bind_rotary_module<nn::RotaryImpl>(bound);
 }
 
 void bind_xpos(py::module_& m) {
   auto bound = torch::python::bind_module<nn::XPosImpl>(m, "XPos");
   bound
       .def(py::init([](int64_t head_dim, double base, double scale_base, double centre, bool interleaved) {
-             return std::make_shared<nn::XPosImpl>(nn::XPosOptions(head_dim)
-                                                       .base(base)
-                                                       .scale_base(scale_base)
-                                                       .centre(centre)
-                                                       .interleaved(interleaved));
+             return std::make_shared<nn::XPosImpl>(
+                 nn::XPosOptions(head_dim).base(base).scale_base(scale_base).centre(centre).interleaved(interleaved));
            }),
            py::arg("head_dim"), py::kw_only(), py::arg("base") = 10000.0, py::arg("scale_base") = 512.0,
            py::arg("centre") = 0.0, py::arg("interleaved") = true)
       .def("constants", &nn::XPosImpl::constants);
-  bind_rotary_forward<nn::XPosImpl>(bound);
+  bind_rotary_module<nn::XPosImpl>(bound);
 }
 
 void bind_axial_rotary(py::module_& m) {
@@ -101,30 +108,31 @@ void bind_axial_rotary(py::module_& m) {
            py::arg("interleaved") = true, py::arg("learnable") = false, py::arg("num_heads") = py::none())
       .def("initial_inv_freq", &nn::AxialRotaryImpl::initial_inv_freq)
       .def("axes", &nn::AxialRotaryImpl::axes);
-  bind_rotary_forward<nn::AxialRotaryImpl>(bound);
+  bind_rotary_module<nn::AxialRotaryImpl>(bound);
 }
 
 void bind_multimodal_rotary(py::module_& m) {
   auto bound = torch::python::bind_module<nn::MultimodalRotaryImpl>(m, "MultimodalRotary");
   bound
-      .def(py::init([](int64_t head_dim, std::vector<int64_t> sections, std::optional<int64_t> rotary_dim, double base,
-                       bool interleaved, bool interleaved_sections, const scaling::Scaling& scaling, bool exact,
-                       std::optional<int64_t> seq_len) {
-             return std::make_shared<nn::MultimodalRotaryImpl>(nn::MultimodalRotaryOptions(head_dim, std::move(sections))
-                                                                   .rotary_dim(rotary_dim)
-                                                                   .base(base)
-                                                                   .interleaved(interleaved)
-                                                                   .interleaved_sections(interleaved_sections)
-                                                                   .scaling(scaling)
-                                                                   .exact(exact)
-                                                                   .seq_len(seq_len));
-           }),
-           py::arg("head_dim"), py::arg("sections"), py::kw_only(), py::arg("rotary_dim") = py::none(),
-           py::arg("base") = 10000.0, py::arg("interleaved") = false, py::arg("interleaved_sections") = false,
-           py::arg("scaling") = py::none(), py::arg("exact") = true, py::arg("seq_len") = py::none())
+      .def(
+          py::init([](int64_t head_dim, std::vector<int64_t> sections, std::optional<int64_t> rotary_dim, double base,
+                      bool interleaved, bool interleaved_sections, const scaling::Scaling& scaling, bool exact,
+                      std::optional<int64_t> seq_len) {
+            return std::make_shared<nn::MultimodalRotaryImpl>(nn::MultimodalRotaryOptions(head_dim, std::move(sections))
+                                                                  .rotary_dim(rotary_dim)
+                                                                  .base(base)
+                                                                  .interleaved(interleaved)
+                                                                  .interleaved_sections(interleaved_sections)
+                                                                  .scaling(scaling)
+                                                                  .exact(exact)
+                                                                  .seq_len(seq_len));
+          }),
+          py::arg("head_dim"), py::arg("sections"), py::kw_only(), py::arg("rotary_dim") = py::none(),
+          py::arg("base") = 10000.0, py::arg("interleaved") = false, py::arg("interleaved_sections") = false,
+          py::arg("scaling") = py::none(), py::arg("exact") = true, py::arg("seq_len") = py::none())
       .def("frequencies", &frequencies<nn::MultimodalRotaryImpl>, py::arg("seq_len") = py::none())
       .def("axes", &nn::MultimodalRotaryImpl::axes);
-  bind_rotary_forward<nn::MultimodalRotaryImpl>(bound);
+  bind_rotary_module<nn::MultimodalRotaryImpl>(bound);
 }
 
 }  // namespace

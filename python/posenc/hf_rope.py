@@ -71,14 +71,10 @@ def multimodal_rotary_arguments(
     rope = read_rope(config, layer_type, head_dim, interleaved)
     if not rope.mrope_section:
         raise ValueError("MultimodalRotary.from_hf: the configuration has no mrope_section: use Rotary.from_hf")
-    if rope.rotary_dim != rope.head_dim:
-        raise ValueError(
-            f"MultimodalRotary.from_hf: expected the whole head to be rotated, but the configuration rotates "
-            f"{rope.rotary_dim} of {rope.head_dim} columns"
-        )
     return {
         "head_dim": rope.head_dim,
         "sections": rope.mrope_section,
+        "rotary_dim": rope.rotary_dim,
         "base": rope.base,
         "interleaved": rope.interleaved,
         "interleaved_sections": rope.mrope_interleaved,

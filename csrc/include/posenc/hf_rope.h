@@ -52,7 +52,8 @@ struct RopeConfig {
   bool interleaved;
   /// Pairs per position axis (multimodal rotary embedding); empty: one axis.
   std::vector<int64_t> mrope_section;
-  /// The axes alternate over the pairs (Qwen3-VL) instead of taking one chunk each.
+  /// The axes alternate over the pairs (the dict says so, or as in Qwen3-VL the model type) instead of taking one chunk
+  /// each.
   bool mrope_interleaved;
 };
 

@@ -67,8 +67,8 @@ struct RotaryTablesFuncOptions {
 ///
 ///     auto freq = posenc::scaling::frequencies(64).inv_freq;
 ///     auto y = posenc::rotary(x, std::nullopt, freq);
-POSENC_API at::Tensor rotary(const at::Tensor& x, const std::optional<at::Tensor>& positions, const at::Tensor& inv_freq,
-                             const RotaryFuncOptions& options = {});
+POSENC_API at::Tensor rotary(const at::Tensor& x, const std::optional<at::Tensor>& positions,
+                             const at::Tensor& inv_freq, const RotaryFuncOptions& options = {});
 
 /// rotary() of q (B, H, T, D) and k (B, G, T, D) in one pass: angles, sines and cosines are formed once for both.
 POSENC_API std::tuple<at::Tensor, at::Tensor> rotary_qk(const at::Tensor& q, const at::Tensor& k,
@@ -101,8 +101,8 @@ POSENC_API void apply_rotary_qk_(at::Tensor q, at::Tensor k, const at::Tensor& c
                                  bool interleaved = false, bool inverse = false);
 
 /// Rows of a query or key projection, (num_heads * D, ..) or a bias (num_heads * D), reordered from one pair layout to
-/// the other: `to` is "half" (from interleaved) or "interleaved" (from half). A model then rotates alike in either layout.
-/// rotary_dim: R where only the first R columns of each head turn. Gradients to weight.
+/// the other: `to` is "half" (from interleaved) or "interleaved" (from half). A model then rotates alike in either
+/// layout. rotary_dim: R where only the first R columns of each head turn. Gradients to weight.
 POSENC_API at::Tensor permute_rotary_weight(const at::Tensor& weight, int64_t num_heads, c10::string_view to = "half",
                                             std::optional<int64_t> rotary_dim = std::nullopt);
 

@@ -67,6 +67,7 @@ class AxialRotary(RotaryEncoding):
             self.reset_parameters()
         else:
             self.inv_freq = self._initial_inv_freq
+        self._fix("head_dim", "num_axes", "base", "interleaved", "learnable", "num_heads")
 
     def reset_parameters(self) -> None:
         """Sets learnable frequencies back to the axial ones."""

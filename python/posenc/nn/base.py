@@ -6,11 +6,25 @@ from torch import Tensor
 
 
 class Encoding(torch.nn.Module):
-    """Base of the modules that own parameters: they take their initial values whenever memory is new.
+    """Base of all modules: parameters take their initial values whenever memory is new, and options are read-only.
 
     ``to_empty`` after construction on the meta device leaves parameters of plain torch modules uninitialised; here it
     initialises them, so that nothing computes with what the allocator left behind.
     """
+
+    _fixed: frozenset[str] = frozenset()
+
+    def _fix(self, *options: str) -> None:
+        """Makes options read-only: what was derived from them would not follow."""
+        self._fixed = frozenset(options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed:
+            raise AttributeError(
+                f"{type(self).__name__}: {name} is fixed at construction, and what follows from it is computed there; "
+                "build a new module instead"
+            )
+        super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
         """Sets every parameter to its initial value."""

@@ -78,6 +78,18 @@ class MultimodalRotary(ScaledRotaryEncoding):
             "axes": twin.axes(),
             "exact": exact,
         }
+        self._fix(
+            "head_dim",
+            "sections",
+            "rotary_dim",
+            "base",
+            "interleaved",
+            "interleaved_sections",
+            "scaling",
+            "exact",
+            "seq_len",
+            "attention_scaling",
+        )
 
     @classmethod
     def from_hf(

@@ -52,8 +52,14 @@ class RotaryEncoding(Encoding):
             offset: First position where ``positions`` is None: an int, or an int tensor (B).
             seq_len: Length in tokens for length-dependent scalings, instead of the constructor's.
         """
+        if q.dim() == 4 and q.shape[3] != self.head_dim:  # the op itself refuses other dimensions than four
+            raise ValueError(
+                f"{type(self).__name__}: expected q of shape (batch, heads, length, head_dim) with head_dim "
+                f"{self.head_dim}, but got {list(q.shape)}"
+            )
         return self._rotate(q, k, positions, offset, seq_len)
 
+    head_dim: int
     _op_options: dict[str, Any]
 
     def _rotate(
@@ -183,6 +189,17 @@ class Rotary(ScaledRotaryEncoding):
             self.reset_parameters()
         else:
             self.inv_freq = self._initial_inv_freq
+        self._fix(
+            "head_dim",
+            "rotary_dim",
+            "base",
+            "interleaved",
+            "scaling",
+            "exact",
+            "seq_len",
+            "learnable",
+            "attention_scaling",
+        )
 
     @classmethod
     def from_hf(
@@ -257,6 +274,6 @@ def check_axes(module: str, positions: Tensor, num_axes: int) -> None:
 def _length(q: Tensor, positions: Tensor | None, offset: int | Tensor) -> int:
     """Tokens up to the last one that a call rotates."""
     if positions is not None:
-        return int(positions.max()) + 1 if positions.numel() > 0 else 1
+        return max(1, int(positions.max()) + 1) if positions.numel() > 0 else 1
     start = int(offset.max()) if isinstance(offset, Tensor) else offset
     return max(1, start + q.shape[-2])

@@ -46,6 +46,7 @@ class XPos(RotaryEncoding):
         self.interleaved = interleaved
         self.inv_freq, self._growth = twin.constants()
         self._decay = -self._growth
+        self._fix("head_dim", "base", "scale_base", "centre", "interleaved")
 
     def extra_repr(self) -> str:
         """The options."""
@@ -57,6 +58,11 @@ class XPos(RotaryEncoding):
     def _rotate(
         self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor | tuple[Tensor, Tensor]:
+        if k is not None and (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[2]):
+            raise ValueError(
+                "XPos: expected q and k to have equal batch, length and head_dim, but got q of shape "
+                f"{list(q.shape)} and k of shape {list(k.shape)}"
+            )
         q_turned = self._turn(q, self._growth, positions, offset)
         return q_turned if k is None else (q_turned, self._turn(k, self._decay, positions, offset))
 
@@ -64,7 +70,7 @@ class XPos(RotaryEncoding):
         cos, sin = ops.rotary_tables(
             positions,
             on_device_of(x, self.inv_freq),
-            length=x.shape[-2] if positions is None else None,
+            length=x.shape[-2],
             offset=offset,
             dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
             decay=on_device_of(x, decay),

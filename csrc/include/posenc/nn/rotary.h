@@ -29,8 +29,8 @@ struct RotaryOptions {
   TORCH_ARG(scaling::Scaling, scaling) = scaling::Scaling();
   /// false: float32 frequencies and angles, bit for bit those of transformers.
   TORCH_ARG(bool, exact) = true;
-  /// Length in tokens that a length-dependent scaling (DynamicNTK, LongRoPE) uses in every call. Absent: each call's own,
-  /// offset + T, or the largest position + 1. Cached keys stay consistent only under one fixed length.
+  /// Length in tokens that a length-dependent scaling (DynamicNTK, LongRoPE) uses in every call. Absent: each call's
+  /// own, offset + T, or the largest position + 1. Cached keys stay consistent only under one fixed length.
   TORCH_ARG(std::optional<int64_t>, seq_len) = std::nullopt;
   /// The frequencies are a parameter `inv_freq` (R/2).
   TORCH_ARG(bool, learnable) = false;
