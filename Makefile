@@ -88,8 +88,7 @@ demo: system $(call stamp,build) $(call stamp,demo)
 .PHONY: bench
 bench: system $(call stamp,build) $(call stamp,bench)
 	$(call build,-DPOSENC_BUILD_BENCHMARKS=ON)
-	OMP_WAIT_POLICY=passive $(PY) benchmarks/python/run.py $(ARGS)
-	OMP_WAIT_POLICY=passive $(BUILD)/benchmarks/cpp/posenc_benchmarks
+	$(PY) benchmarks/python/run.py --cpp $(BUILD)/benchmarks/cpp/posenc_benchmarks $(ARGS)
 
 .PHONY: lint
 lint: system $(TORCH_STAMP) $(call stamp,lint)

@@ -39,7 +39,7 @@ void check_arguments(int64_t dim, double base, const Scaling& scaling) {
 
 Frequencies frequencies(int64_t dim, double base, const Scaling& scaling, std::optional<int64_t> seq_len, bool exact) {
   check_arguments(dim, base, scaling);
-  TORCH_CHECK_VALUE(seq_len.value_or(1) >= 1, "frequencies: expected seq_len to be at least 1, but got ", *seq_len);
+  TORCH_CHECK_VALUE(seq_len.value_or(0) >= 0, "frequencies: expected seq_len to be at least 0, but got ", *seq_len);
   const double magnitude = attention_scaling(scaling);
   if (exact) {
     return {plain_tensor(dim > 0 ? exact_frequencies(dim, base, scaling, seq_len) : std::vector<double>()), magnitude};

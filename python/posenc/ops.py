@@ -48,16 +48,15 @@ __all__ = [
 ]
 
 
-def _changed(
-    attention_scaling: float,
-    interleaved: bool,
-    inverse: bool,
-    axes: Sequence[int] | None,
-    exact: bool,
-    offset: int | Tensor,
+def changed_options(
+    attention_scaling: float = 1.0,
+    interleaved: bool = False,
+    inverse: bool = False,
+    axes: Sequence[int] | None = None,
+    exact: bool = True,
 ) -> dict[str, Any]:
     """Options of a rotary op that differ from its schema's defaults: each one passed costs a decoding step its share."""
-    options: dict[str, Any] = {"offsets" if isinstance(offset, Tensor) else "offset": offset}
+    options: dict[str, Any] = {}
     if attention_scaling != 1.0:
         options["attention_scaling"] = attention_scaling
     if interleaved:
@@ -97,7 +96,8 @@ def rotary(
         >>> posenc.ops.rotary(torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4), torch.tensor([1]), inv_freq)
         tensor([[[[-1.9841,  1.9599,  2.4624,  4.0198]]]])
     """
-    options = _changed(attention_scaling, interleaved, inverse, axes, exact, offset)
+    options = changed_options(attention_scaling, interleaved, inverse, axes, exact)
+    options["offsets" if isinstance(offset, Tensor) else "offset"] = offset
     return _rotary(x, positions, inv_freq, **options)
 
 
@@ -119,7 +119,8 @@ def rotary_qk(
     Shape:
         q (B, H, T, D), k (B, G, T, D) -> the same
     """
-    options = _changed(attention_scaling, interleaved, inverse, axes, exact, offset)
+    options = changed_options(attention_scaling, interleaved, inverse, axes, exact)
+    options["offsets" if isinstance(offset, Tensor) else "offset"] = offset
     return _rotary_qk(q, k, positions, inv_freq, **options)
 
 
@@ -141,7 +142,8 @@ def rotary_qk_(
     Raises:
         RuntimeError: Grad mode is on and an input requires a gradient, or ``q`` and ``k`` overlap.
     """
-    options = _changed(attention_scaling, interleaved, inverse, axes, exact, offset)
+    options = changed_options(attention_scaling, interleaved, inverse, axes, exact)
+    options["offsets" if isinstance(offset, Tensor) else "offset"] = offset
     _rotary_qk_(q, k, positions, inv_freq, **options)
 
 

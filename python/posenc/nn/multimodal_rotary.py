@@ -3,7 +3,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc import _C, hf_rope
+from posenc import _C, hf_rope, ops
 from posenc.nn.rotary import ScaledRotaryEncoding, check_axes
 from posenc.scaling import Scaling
 
@@ -72,12 +72,9 @@ class MultimodalRotary(ScaledRotaryEncoding):
         self.seq_len = seq_len
         self._set_scaling(scaling)
         self.inv_freq, self.attention_scaling = twin.frequencies(seq_len)
-        self._op_options = {
-            "attention_scaling": self.attention_scaling,
-            "interleaved": interleaved,
-            "axes": twin.axes(),
-            "exact": exact,
-        }
+        self._op_options = ops.changed_options(
+            self.attention_scaling, interleaved=interleaved, axes=twin.axes(), exact=exact
+        )
         self._fix(
             "head_dim",
             "sections",

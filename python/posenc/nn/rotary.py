@@ -7,6 +7,9 @@ from posenc import _C, hf_rope, ops
 from posenc.nn.base import Encoding, assign
 from posenc.scaling import Scaling
 
+_rotary = torch.ops.posenc.rotary.default
+_rotary_qk = torch.ops.posenc.rotary_qk.default
+
 
 class RotaryEncoding(Encoding):
     """Base of the modules that rotate queries and keys."""
@@ -52,23 +55,28 @@ class RotaryEncoding(Encoding):
             offset: First position where ``positions`` is None: an int, or an int tensor (B).
             seq_len: Length in tokens for length-dependent scalings, instead of the constructor's.
         """
-        if q.dim() == 4 and q.shape[3] != self.head_dim:  # the op itself refuses other dimensions than four
+        shape = q.shape
+        if len(shape) == 4 and shape[3] != self.head_dim:  # the op itself refuses other dimensions than four
             raise ValueError(
                 f"{type(self).__name__}: expected q of shape (batch, heads, length, head_dim) with head_dim "
-                f"{self.head_dim}, but got {list(q.shape)}"
+                f"{self.head_dim}, but got {list(shape)}"
             )
         return self._rotate(q, k, positions, offset, seq_len)
 
     head_dim: int
+    #: Keyword arguments of the op that differ from its defaults.
     _op_options: dict[str, Any]
 
     def _rotate(
         self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor | tuple[Tensor, Tensor]:
+        # The dispatcher ops themselves: at T = 1 each layer of Python in between is felt.
         inv_freq = self._frequencies_for(q, positions, offset, seq_len)
+        options = self._op_options
+        options = options | ({"offsets": offset} if isinstance(offset, Tensor) else {"offset": offset})
         if k is None:
-            return ops.rotary(q, positions, inv_freq, offset=offset, **self._op_options)
-        return ops.rotary_qk(q, k, positions, inv_freq, offset=offset, **self._op_options)
+            return _rotary(q, positions, inv_freq, **options)
+        return _rotary_qk(q, k, positions, inv_freq, **options)
 
     def _frequencies_for(
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
@@ -101,6 +109,8 @@ class ScaledRotaryEncoding(RotaryEncoding):
         if self._encoded_scaling is not None:
             if seq_len is None:
                 seq_len = self.seq_len if self.seq_len is not None else _length(q, positions, offset)
+            if seq_len < 1:
+                raise ValueError(f"{type(self).__name__}: expected seq_len to be at least 1, but got {seq_len}")
             inv_freq = torch.ops.posenc.scaled_inv_freq(
                 inv_freq, self._encoded_scaling, self.rotary_dim, self.base, seq_len, self.exact
             )
@@ -179,11 +189,7 @@ class Rotary(ScaledRotaryEncoding):
         self.learnable = learnable
         self._set_scaling(scaling)
         self._initial_inv_freq, self.attention_scaling = twin.frequencies(seq_len)
-        self._op_options = {
-            "attention_scaling": self.attention_scaling,
-            "interleaved": interleaved,
-            "exact": exact,
-        }
+        self._op_options = ops.changed_options(self.attention_scaling, interleaved=interleaved, exact=exact)
         if learnable:
             self.inv_freq = torch.nn.Parameter(torch.empty(self.rotary_dim // 2))
             self.reset_parameters()
