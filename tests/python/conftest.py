@@ -1,0 +1,25 @@
+"""Every test starts from the same seed, on one thread and with the default dtype."""
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("posenc", deadline=None, derandomize=True, max_examples=40, database=None)
+hypothesis.settings.load_profile("posenc")
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """torch.compile without the graphs of earlier tests."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.set_stance("default")
+    torch.compiler.reset()
