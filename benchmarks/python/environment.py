@@ -1,0 +1,73 @@
+"""What the numbers depend on: processor, versions, commit, and the same process's copy rate and arithmetic peak."""
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import posenc
+
+ROOT = Path(__file__).parents[2]
+
+
+def facts() -> dict[str, str]:
+    """Names and values, ready to print."""
+    return {
+        "CPU": f"{_cpu_model()}, {os.cpu_count()} cores",
+        "instruction set": f"posenc {posenc._C.cpu_capability()}, torch {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(torch.get_num_threads()),
+        "versions": f"posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        "commit": commit(),
+        "copy": f"{_copy_rate() / 1e9:.1f} GB/s read and written (128 MiB to 128 MiB)",
+        "GEMM": f"{_gemm_rate() / 1e9:.0f} GF/s (float32, 1024 x 1024 x 1024)",
+        "load": f"{os.getloadavg()[0]:.1f} (one-minute average before measuring)",
+    }
+
+
+def commit() -> str:
+    """Short hash of HEAD, and whether the working tree differs from it."""
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--", "csrc", "python", "CMakeLists.txt", "cmake")
+    except (OSError, subprocess.CalledProcessError):
+        return "uncommitted"
+    return f"{head} with changes" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _copy_rate() -> float:
+    """Bytes per second read plus written by one copy between buffers that are already mapped."""
+    source = torch.ones(32 << 20)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _fastest(lambda: target.copy_(source))
+
+
+def _gemm_rate() -> float:
+    """Floating-point operations per second of a float32 matrix product."""
+    size = 1024
+    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    return 2 * size**3 / _fastest(lambda: torch.mm(left, right, out=out))
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    run()
+    seconds = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)

@@ -1,0 +1,81 @@
+"""Interleaved timing: contenders take turns in one process, so drift of a shared machine touches all of them alike.
+
+Work on one thread is timed by the processor time of the process, page faults included, which does not grow while other
+programs hold the core. Several threads are timed by the wall clock.
+"""
+
+import ctypes
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from results import Timing
+
+Run = Callable[[], object]
+Clock = Callable[[], float]
+
+
+# glibc's way to give free memory back to the system; other C libraries lack it.
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure.
+
+    Attributes:
+        rounds: Samples of each contender, at least.
+        seconds: Further rounds are added until this much time has passed, up to `max_rounds`.
+        sample_seconds: A sample repeats the call until it lasts about this long.
+        warmup_seconds: Calls before the first sample, at least two.
+    """
+
+    rounds: int = 7
+    max_rounds: int = 31
+    seconds: float = 1.0
+    sample_seconds: float = 2e-3
+    warmup_seconds: float = 0.02
+
+
+def interleave(contenders: Mapping[str, Run], effort: Effort, clock: Clock) -> dict[str, Timing]:
+    """Times each contender once per round, in an order drawn anew: none always follows the same neighbour."""
+    _trim(0)
+    names = list(contenders)
+    order = random.Random(0)
+    calls = {name: _calls_per_sample(contenders[name], effort, clock) for name in names}
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        begin = time.perf_counter()
+        done = 0
+        while done < effort.rounds or (done < effort.max_rounds and time.perf_counter() - begin < effort.seconds):
+            for name in order.sample(names, len(names)):
+                contenders[name]()  # leaves caches as repeated calls do, whoever had the turn before
+                samples[name].append(_sample(contenders[name], calls[name], clock))
+            done += 1
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: Timing(statistics.median(times), min(times), len(times)) for name, times in samples.items()}
+
+
+def _calls_per_sample(run: Run, effort: Effort, clock: Clock) -> int:
+    """Warms up; the last warm-up call says how many fill a sample."""
+    begin = clock()
+    run()
+    while True:
+        seconds = _sample(run, 1, clock)
+        if clock() - begin >= effort.warmup_seconds:
+            return max(1, math.ceil(effort.sample_seconds / seconds))
+
+
+def _sample(run: Run, calls: int, clock: Clock) -> float:
+    begin = clock()
+    for _ in range(calls):
+        run()
+    return (clock() - begin) / calls

@@ -1,0 +1,87 @@
+"""The numbers as tables: on the terminal and in RESULTS.md."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from results import Bound, Row, Section
+
+RESULTS = Path(__file__).parents[1] / "RESULTS.md"
+BEGIN = "<!-- Everything below this line is written by `make bench ARGS=--write`. -->"
+HEADINGS = ("case", "measured", "against", "time (min)", "against (min)", "ratio", "of minima", "target", "")
+
+
+def render(section: Section) -> str:
+    """One section as Markdown whose columns are aligned, so that it reads well on a terminal too."""
+    parts = [f"## {section.title}", "\n".join(f"- {name}: {value}" for name, value in section.facts.items())]
+    if section.rows:
+        parts.append(_table(HEADINGS, (_cells(row, section.judged) for row in section.rows), left=3))
+    if section.bounds:
+        parts.append(
+            _table(("time", "measured", "target", ""), (_bound_cells(bound) for bound in section.bounds), left=1)
+        )
+    return "\n\n".join(parts)
+
+
+def summary(sections: Sequence[Section]) -> str:
+    """How many targets are met, and which are not."""
+    judged = [
+        (section.title, row)
+        for section in sections
+        if section.judged
+        for row in (*section.rows, *section.bounds)
+        if row.verdict
+    ]
+    missed = [f"- {title}: {_describe(row)}" for title, row in judged if row.verdict == "miss"]
+    return "\n".join([f"{len(judged) - len(missed)} of {len(judged)} targets met.", *missed])
+
+
+def write_results(sections: Sequence[Section], path: Path = RESULTS) -> None:
+    """Replaces the generated part of RESULTS.md; what is written above it by hand stays."""
+    head, found, _ = path.read_text().partition(BEGIN)
+    if not found:
+        raise ValueError(f"{path}: the line that begins the generated part is missing: {BEGIN}")
+    parts = ["## Targets", summary(sections), *(render(section) for section in sections)]
+    path.write_text(f"{head}{BEGIN}\n\n" + "\n\n".join(parts) + "\n")
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _describe(row: Row | Bound) -> str:
+    if isinstance(row, Bound):
+        return f"{row.what}: {duration(row.seconds)}, target {duration(row.target)}"
+    ratios = f"{row.ratio:.2f}, of minima {row.ratio_of_minima:.2f}, target {row.target:g}"
+    return f"{row.case}: {row.ours} / {row.peer} {ratios}"
+
+
+def _cells(row: Row, judged: bool) -> tuple[str, ...]:
+    judged = judged and row.target is not None
+    return (
+        row.case,
+        row.ours,
+        row.peer,
+        f"{duration(row.ours_timing.median)} ({duration(row.ours_timing.minimum)})",
+        f"{duration(row.peer_timing.median)} ({duration(row.peer_timing.minimum)})",
+        f"{row.ratio:.3f}",
+        f"{row.ratio_of_minima:.3f}",
+        f"{row.target:g}" if judged else "",
+        row.verdict if judged else "",
+    )
+
+
+def _bound_cells(bound: Bound) -> tuple[str, ...]:
+    return bound.what, duration(bound.seconds), duration(bound.target), bound.verdict
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
+    """A Markdown table; the first `left` columns are flush left, the others right."""
+    rows = list(rows)
+    widths = [max(3, *map(len, column)) for column in zip(headings, *rows)]
+    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
+        return f"| {' | '.join(padded)} |"
+
+    return "\n".join(line(cells) for cells in (headings, rule, *rows))
