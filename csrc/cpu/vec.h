@@ -7,6 +7,8 @@
 #include <ATen/cpu/vec/vec.h>
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace posenc::cpu {
 namespace {
@@ -93,6 +95,31 @@ inline Vi narrow_integers(const Vd& low, const Vd& high) {
 
 inline Vf flip_sign(const Vf& v, const Vi& sign_bits) {
   return at::vec::cast<float>(at::vec::cast<int32_t>(v) ^ sign_bits);
+}
+
+/// Neighbours exchanged: lanes 1 0 3 2 ..
+template <typename T>
+inline at::vec::Vectorized<T> swap_neighbours(const at::vec::Vectorized<T>& v) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<T, float>) {
+    return Vf(_mm512_permute_ps(v, 0xb1));
+  } else {
+    return Vd(_mm512_permute_pd(v, 0x55));
+  }
+#elif defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<T, float>) {
+    return Vf(_mm256_permute_ps(v, 0xb1));
+  } else {
+    return Vd(_mm256_permute_pd(v, 0x5));
+  }
+#else
+  alignas(64) T lanes[at::vec::Vectorized<T>::size()];
+  v.store(lanes);
+  for (int i = 0; i < at::vec::Vectorized<T>::size(); i += 2) {
+    std::swap(lanes[i], lanes[i + 1]);
+  }
+  return at::vec::Vectorized<T>::loadu(lanes);
+#endif
 }
 
 /// A vector of bfloat16 as floats: its even and its odd lanes, which cost a shift and a mask and no shuffle.

@@ -19,67 +19,62 @@ using cpu::Vi;
 template <typename T>
 using Accumulate = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-/// Loads and stores of one step of a row: kPairs pairs (a, b) as kVectors vectors each, in the order of the tables.
-/// `n` < kPairs marks the partial step at a row's end.
-template <typename T, bool interleaved>
-struct Step {
-  using V = at::vec::Vectorized<Accumulate<T>>;
+constexpr bool is_wide(auto element) {
+  return std::is_same_v<decltype(element), float> || std::is_same_v<decltype(element), double>;
+}
+
+/// The first n elements at p; all of a vector where n reaches that far, none where n is not positive.
+template <typename T>
+at::vec::Vectorized<T> load(const T* p, int64_t n) {
   using Packed = at::vec::Vectorized<T>;
-  static constexpr bool kWide = std::is_same_v<T, float> || std::is_same_v<T, double>;
-  static constexpr int kVectors = kWide || interleaved ? 1 : 2;
+  return n >= Packed::size() ? Packed::loadu(p) : cpu::load_partial(p, n < 0 ? 0 : n);
+}
+
+template <typename T>
+void store(T* p, const at::vec::Vectorized<T>& v, int64_t n) {
+  if (n >= at::vec::Vectorized<T>::size()) {
+    v.store(p);
+  } else if (n > 0) {
+    cpu::store_partial(p, v, n);
+  }
+}
+
+/// One step along a row in which the elements a and b of a pair are in different vectors: kPairs pairs, as kVectors
+/// vectors of each, in the order of the tables. `n` < kPairs marks the partial step at a row's end.
+template <typename T, bool interleaved>
+struct SplitStep {
+  using V = at::vec::Vectorized<Accumulate<T>>;
+  static constexpr int kVectors = is_wide(T{}) || interleaved ? 1 : 2;
   static constexpr int64_t kPairs = kVectors * V::size();
+  static constexpr int64_t kEntries = kPairs;
 
-  static Packed packed(const T* p, int64_t n) {
-    return n >= Packed::size() ? Packed::loadu(p) : cpu::load_partial(p, n < 0 ? 0 : n);
-  }
-  static void put(T* p, const Packed& v, int64_t n) {
-    if (n >= Packed::size()) {
-      v.store(p);
-    } else if (n > 0) {
-      cpu::store_partial(p, v, n);
+  static void read(const T* x, int64_t half, int64_t k, int64_t n, V* a, V* b) {
+    if constexpr (is_wide(T{})) {
+      a[0] = load(x + k, n);
+      b[0] = load(x + half + k, n);
+    } else if constexpr (interleaved) {
+      cpu::split_bfloat16(load(x + 2 * k, 2 * n), a[0], b[0]);
+    } else if constexpr (std::is_same_v<T, c10::BFloat16>) {
+      cpu::split_bfloat16(load(x + k, n), a[0], a[1]);
+      cpu::split_bfloat16(load(x + half + k, n), b[0], b[1]);
+    } else {
+      std::tie(a[0], a[1]) = at::vec::convert_to_float<T>(load(x + k, n));
+      std::tie(b[0], b[1]) = at::vec::convert_to_float<T>(load(x + half + k, n));
     }
   }
 
-  static void load(const T* x, int64_t half, int64_t k, int64_t n, V* a, V* b) {
-    if constexpr (kWide && interleaved) {
-      const T* p = x + 2 * k;
-      std::tie(a[0], b[0]) = at::vec::deinterleave2(packed(p, 2 * n), packed(p + V::size(), 2 * n - V::size()));
-    } else if constexpr (kWide) {
-      a[0] = packed(x + k, n);
-      b[0] = packed(x + half + k, n);
-    } else if constexpr (std::is_same_v<T, c10::BFloat16> && interleaved) {
-      cpu::split_bfloat16(packed(x + 2 * k, 2 * n), a[0], b[0]);
-    } else if constexpr (std::is_same_v<T, c10::BFloat16>) {
-      cpu::split_bfloat16(packed(x + k, n), a[0], a[1]);
-      cpu::split_bfloat16(packed(x + half + k, n), b[0], b[1]);
+  static void write(T* y, int64_t half, int64_t k, int64_t n, const V* a, const V* b) {
+    if constexpr (is_wide(T{})) {
+      store(y + k, a[0], n);
+      store(y + half + k, b[0], n);
     } else if constexpr (interleaved) {
-      const auto [low, high] = at::vec::convert_to_float<T>(packed(x + 2 * k, 2 * n));
-      std::tie(a[0], b[0]) = at::vec::deinterleave2(low, high);
-    } else {
-      std::tie(a[0], a[1]) = at::vec::convert_to_float<T>(packed(x + k, n));
-      std::tie(b[0], b[1]) = at::vec::convert_to_float<T>(packed(x + half + k, n));
-    }
-  }
-
-  static void store(T* y, int64_t half, int64_t k, int64_t n, const V* a, const V* b) {
-    if constexpr (kWide && interleaved) {
-      const auto [low, high] = at::vec::interleave2(a[0], b[0]);
-      put(y + 2 * k, low, 2 * n);
-      put(y + 2 * k + V::size(), high, 2 * n - V::size());
-    } else if constexpr (kWide) {
-      put(y + k, a[0], n);
-      put(y + half + k, b[0], n);
-    } else if constexpr (std::is_same_v<T, c10::BFloat16> && interleaved) {
-      put(y + 2 * k, cpu::join_bfloat16(a[0], b[0]), 2 * n);
+      store(y + 2 * k, cpu::join_bfloat16(a[0], b[0]), 2 * n);
     } else if constexpr (std::is_same_v<T, c10::BFloat16>) {
-      put(y + k, cpu::join_bfloat16(a[0], a[1]), n);
-      put(y + half + k, cpu::join_bfloat16(b[0], b[1]), n);
-    } else if constexpr (interleaved) {
-      const auto [low, high] = at::vec::interleave2(a[0], b[0]);
-      put(y + 2 * k, at::vec::convert_from_float<T>(low, high), 2 * n);
+      store(y + k, cpu::join_bfloat16(a[0], a[1]), n);
+      store(y + half + k, cpu::join_bfloat16(b[0], b[1]), n);
     } else {
-      put(y + k, at::vec::convert_from_float<T>(a[0], a[1]), n);
-      put(y + half + k, at::vec::convert_from_float<T>(b[0], b[1]), n);
+      store(y + k, at::vec::convert_from_float<T>(a[0], a[1]), n);
+      store(y + half + k, at::vec::convert_from_float<T>(b[0], b[1]), n);
     }
   }
 
@@ -87,15 +82,46 @@ struct Step {
   static void rotate(const T* x, T* y, int64_t half, int64_t k, int64_t n, const Accumulate<T>* cos,
                      const Accumulate<T>* sin) {
     V a[kVectors], b[kVectors], ya[kVectors], yb[kVectors];
-    load(x, half, k, n, a, b);
+    read(x, half, k, n, a, b);
     for (int v = 0; v < kVectors; ++v) {
       const V c = V::loadu(cos + k + v * V::size()), s = V::loadu(sin + k + v * V::size());
       ya[v] = fmsub(a[v], c, b[v] * s);
       yb[v] = fmadd(b[v], c, a[v] * s);
     }
-    store(y, half, k, n, ya, yb);
+    write(y, half, k, n, ya, yb);
   }
 };
+
+/// One step along a row of interleaved pairs that turn where they lie, by doubled tables.
+template <typename T>
+struct DoubledStep {
+  using V = at::vec::Vectorized<Accumulate<T>>;
+  static constexpr int64_t kEntries = at::vec::Vectorized<T>::size();
+  static constexpr int64_t kPairs = kEntries / 2;
+
+  /// (a, b) * (cos, cos) + (b, a) * (-sin, sin), rounded as SplitStep rounds.
+  static V turn(const V& v, const Accumulate<T>* cos, const Accumulate<T>* sin) {
+    return fmadd(v, V::loadu(cos), cpu::swap_neighbours(v) * V::loadu(sin));
+  }
+
+  static void rotate(const T* x, T* y, int64_t /*half*/, int64_t k, int64_t n, const Accumulate<T>* cos,
+                     const Accumulate<T>* sin) {
+    const auto packed = load(x + 2 * k, 2 * n);
+    cos += 2 * k;
+    sin += 2 * k;
+    if constexpr (is_wide(T{})) {
+      store(y + 2 * k, turn(packed, cos, sin), 2 * n);
+    } else {
+      const auto [low, high] = at::vec::convert_to_float<T>(packed);
+      const V low_turned = turn(low, cos, sin), high_turned = turn(high, cos + V::size(), sin + V::size());
+      store(y + 2 * k, at::vec::convert_from_float<T>(low_turned, high_turned), 2 * n);
+    }
+  }
+};
+
+template <typename T, bool interleaved>
+using Step =
+    std::conditional_t<interleaved && !std::is_same_v<T, c10::BFloat16>, DoubledStep<T>, SplitStep<T, interleaved>>;
 
 template <typename T, bool interleaved>
 void rotate_row(const T* x, T* y, int64_t pairs, int64_t width, const Accumulate<T>* cos, const Accumulate<T>* sin) {
@@ -175,14 +201,21 @@ void rotate(const Rows& r) {
   }
 }
 
+template <typename T>
+int64_t entries(bool interleaved) {
+  return interleaved ? Step<T, true>::kEntries : Step<T, false>::kEntries;
+}
+
 int64_t chunk(ElementType type, bool interleaved) {
   switch (type) {
     case ElementType::kFloat:
-      return Vf::size();
+      return entries<float>(interleaved);
     case ElementType::kDouble:
-      return Vd::size();
+      return entries<double>(interleaved);
+    case ElementType::kBFloat16:
+      return entries<c10::BFloat16>(interleaved);
     default:
-      return interleaved ? Vf::size() : 2 * Vf::size();
+      return entries<c10::Half>(interleaved);
   }
 }
 

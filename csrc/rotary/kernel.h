@@ -21,8 +21,8 @@ struct Rows {
   int64_t y_head, y_token, y_column;
   ElementType type;
   bool interleaved;
-  /// Cosines and sines, one row a token: double for kDouble, else float, in the order that `pair_order` says and
-  /// readable up to a multiple of `chunk`.
+  /// Cosines and sines, one row a token: double for kDouble, else float, in the order that pair_order() says and
+  /// readable up to a multiple of Kernels::chunk entries.
   const void* cos;
   const void* sin;
   int64_t table_stride;
@@ -40,7 +40,7 @@ struct Kernels {
   /// Float lanes of a vector.
   int64_t lanes;
 
-  /// Pairs that one step rotates.
+  /// Table entries that one step reads.
   int64_t (*chunk)(ElementType type, bool interleaved);
 
   void (*rotate)(const Rows& rows);
@@ -60,10 +60,23 @@ struct Kernels {
 /// Beyond this the two-constant reduction of the float kernel would lose its 1e-7.
 constexpr double kMaxVectorAngle = 1e9;
 
-/// True where the kernel takes two vectors of pairs at once, those of even place first (bfloat16 in half layout: even
-/// and odd lanes cost no shuffle, so the tables are sorted that way instead).
-constexpr bool even_odd_order(ElementType type, bool interleaved) {
-  return type == ElementType::kBFloat16 && !interleaved;
+/// How a row of cosines and one of sines hold the pairs.
+enum class PairOrder {
+  /// One entry a pair.
+  kPlain,
+  /// One entry a pair, in steps of two vectors: first the pairs of even, then those of odd place. bfloat16 in half
+  /// layout, whose even and odd lanes cost no shuffle.
+  kEvenOdd,
+  /// Two entries a pair, (cos, cos) and (-sin, sin). Interleaved pairs, which then turn where they lie:
+  /// (a, b) -> (a, b) * (cos, cos) + (b, a) * (-sin, sin).
+  kDoubled,
+};
+
+constexpr PairOrder pair_order(ElementType type, bool interleaved) {
+  if (type == ElementType::kBFloat16) {
+    return interleaved ? PairOrder::kPlain : PairOrder::kEvenOdd;
+  }
+  return interleaved ? PairOrder::kDoubled : PairOrder::kPlain;
 }
 
 POSENC_DECLARE_KERNELS(Kernels, rotary_kernels);

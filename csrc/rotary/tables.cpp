@@ -23,10 +23,10 @@ int64_t even_odd_place(int64_t k, int64_t lanes) {
 }  // namespace
 
 RowForm::RowForm(const Kernels& kernels, int64_t pairs, ElementType type, bool interleaved)
-    : pairs(pairs), even_odd(even_odd_order(type, interleaved)) {
+    : pairs(pairs), order(pair_order(type, interleaved)) {
   // Angles are formed by whole float vectors too, which may be wider than a step of the double kernel.
   const int64_t step = std::max(kernels.lanes, kernels.chunk(type, interleaved));
-  padded = (pairs + step - 1) / step * step;
+  padded = (entries() + step - 1) / step * step;
 }
 
 Positions::Positions(const OptionalTensor& positions, const c10::SymInt& offset, const OptionalTensor& offsets,
@@ -91,8 +91,19 @@ AngleTables<T>::AngleTables(const Kernels& kernels, const RowForm& form, const P
   const Tensor f = inv_freq.scalar_type() == at::kDouble ? inv_freq : inv_freq.to(at::kDouble);
   const double* from = f.const_data_ptr<double>();
   const auto put = [&](int64_t head, int64_t axis, int64_t k, double value) {
-    const int64_t place = form_.even_odd ? even_odd_place(k, kernels_.lanes) : k;
-    freq_[(head * axes_ + axis) * form_.padded + place] = value;
+    double* row = freq_.data() + (head * axes_ + axis) * form_.padded;
+    switch (form_.order) {
+      case PairOrder::kPlain:
+        row[k] = value;
+        break;
+      case PairOrder::kEvenOdd:
+        row[even_odd_place(k, kernels_.lanes)] = value;
+        break;
+      case PairOrder::kDoubled:  // a negated angle has the same cosine and the negated sine
+        row[2 * k] = -value;
+        row[2 * k + 1] = value;
+        break;
+    }
     largest_ = std::max(largest_, std::abs(value));
   };
   if (f.dim() == 1) {
@@ -163,17 +174,20 @@ GivenTables<T>::GivenTables(const Kernels& kernels, const RowForm& form, const T
       inverse_(inverse) {}
 
 template <typename T>
-void GivenTables<T>::copy(const T* from, int64_t count, bool negate, T* to, TableScratch<T>& scratch) const {
+void GivenTables<T>::copy(const T* from, int64_t count, T sign, T first, T* to, TableScratch<T>& scratch) const {
   for (int64_t i = 0; i < count; ++i, from += form_.pairs, to += form_.padded) {
-    T* row = form_.even_odd ? scratch.spare() : to;
-    if (negate) {
-      std::transform(from, from + form_.pairs, row, [](T value) { return -value; });
+    T* row = form_.order == PairOrder::kEvenOdd ? scratch.spare() : to;
+    if (form_.order == PairOrder::kDoubled) {
+      for (int64_t k = 0; k < form_.pairs; ++k) {
+        row[2 * k] = first * from[k];
+        row[2 * k + 1] = sign * from[k];
+      }
     } else {
-      std::copy(from, from + form_.pairs, row);
+      std::transform(from, from + form_.pairs, row, [sign](T value) { return sign * value; });
     }
-    std::fill(row + form_.pairs, row + form_.padded, T(0));
+    std::fill(row + form_.entries(), row + form_.padded, T(0));
     if constexpr (std::is_same_v<T, float>) {
-      if (form_.even_odd) {
+      if (form_.order == PairOrder::kEvenOdd) {
         kernels_.split_even_odd(row, to, form_.padded);
       }
     }
@@ -186,12 +200,13 @@ TableRows<T> GivenTables<T>::rows(int64_t batch, int64_t head, int64_t first, in
   const int64_t start = batch * batch_stride_ + head * head_stride_ + first * form_.pairs;
   const T* cos = cos_.const_data_ptr<T>() + start;
   const T* sin = sin_.const_data_ptr<T>() + start;
-  const bool as_is = form_.pairs == form_.padded && !form_.even_odd;
+  const bool as_is = form_.pairs == form_.padded && form_.order == PairOrder::kPlain;
+  const T sign = inverse_ ? T(-1) : T(1);
   if (!as_is) {
-    copy(cos, count, false, scratch.cos(), scratch);
+    copy(cos, count, T(1), T(1), scratch.cos(), scratch);
   }
   if (!as_is || inverse_) {
-    copy(sin, count, inverse_, scratch.sin(), scratch);
+    copy(sin, count, sign, -sign, scratch.sin(), scratch);
   }
   return {as_is ? cos : scratch.cos(), as_is && !inverse_ ? sin : scratch.sin(), form_.padded};
 }

@@ -16,11 +16,12 @@ namespace posenc::rotary_ops {
 /// How a kernel reads a table row.
 struct RowForm {
   int64_t pairs;
-  /// pairs rounded up to whole steps of the kernel.
+  PairOrder order;
+  /// Entries of a row, rounded up to whole steps of the kernel.
   int64_t padded;
-  bool even_odd;
 
   RowForm(const Kernels& kernels, int64_t pairs, ElementType type, bool interleaved);
+  int64_t entries() const { return order == PairOrder::kDoubled ? 2 * pairs : pairs; }
 };
 
 /// Rows of cosines and sines for consecutive tokens; T is float or double.
@@ -95,7 +96,9 @@ class GivenTables {
   TableRows<T> rows(int64_t batch, int64_t head, int64_t first, int64_t count, TableScratch<T>& scratch) const;
 
  private:
-  void copy(const T* from, int64_t count, bool negate, T* to, TableScratch<T>& scratch) const;
+  /// Rows of a given table in the kernel's form. The first of each two entries of a doubled row is multiplied by
+  /// `first`, every other entry by `sign`.
+  void copy(const T* from, int64_t count, T sign, T first, T* to, TableScratch<T>& scratch) const;
 
   const Kernels& kernels_;
   RowForm form_;

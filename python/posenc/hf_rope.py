@@ -159,7 +159,8 @@ def _all_rope_parameters(config: Any, get: _Getter) -> Mapping[str, Any]:
         # Gemma 3's scaling is for the layers of full attention; ModernBERT has none.
         full = {**(rope or {}), **({} if theta is None else {"rope_theta": theta})}
         return {"full_attention": full, "sliding_attention": {"rope_theta": local_theta}}
-    named = isinstance(config, Mapping) and "rope_scaling" in config  # null in the files of plain RoPE
+    # rope_scaling is null in the files of plain RoPE; the first Llama files name nothing at all.
+    named = isinstance(config, Mapping) and ("rope_scaling" in config or get("model_type") == "llama")
     if rope is None and theta is None and get("rotary_dim") is None and not named:
         raise ValueError(
             f"from_hf: the configuration (model_type {get('model_type')!r}) has no rotary embedding: neither "

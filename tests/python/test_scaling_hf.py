@@ -340,3 +340,17 @@ def test_a_model_without_rotary_embedding_is_refused(name):
 def test_multimodal_arguments_need_sections():
     with pytest.raises(ValueError, match=r"has no mrope_section: use Rotary\.from_hf"):
         multimodal_rotary_arguments(MODELS["Llama-3-8B"][2])
+
+
+def test_first_llama_files_name_no_rope_key():
+    published = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 2048}
+    rope = read_rope(published)
+    assert (rope.head_dim, rope.rotary_dim, rope.base, rope.scaling, rope.interleaved) == (
+        128,
+        128,
+        10000.0,
+        None,
+        False,
+    )
+    with pytest.raises(ValueError, match="has no rotary embedding"):
+        read_rope(published | {"model_type": "bert"})

@@ -15,7 +15,9 @@ const std::vector<NamedScaling>& scalings() {
       {"linear", [=](int64_t trained, int64_t length) { return Linear(factor(trained, length)); }},
       {"ntk", [=](int64_t trained, int64_t length) { return NTK(factor(trained, length)); }},
       {"dynamic-ntk", [](int64_t trained, int64_t) { return DynamicNTK(2.0, trained); }},
+      {"ntk-by-parts", [=](int64_t trained, int64_t length) { return NTKByParts(factor(trained, length), trained); }},
       {"yarn", [=](int64_t trained, int64_t length) { return Yarn(factor(trained, length), trained); }},
+      {"llama3", [=](int64_t trained, int64_t length) { return Llama3(factor(trained, length), trained); }},
   };
   return all;
 }
