@@ -6,6 +6,7 @@
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -90,6 +91,22 @@ inline Vi narrow_integers(const Vd& low, const Vd& high) {
     out[i] = static_cast<int32_t>(wide[i]);
   }
   return Vi::loadu(out);
+#endif
+}
+
+/// a * b - product, the rounding error of product = a * b, exact.
+inline Vd product_error(const Vd& a, const Vd& b, const Vd& product) {
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  return at::vec::fmsub(a, b, product);
+#else
+  alignas(64) double x[Vd::size()], y[Vd::size()], p[Vd::size()];
+  a.store(x);
+  b.store(y);
+  product.store(p);
+  for (int i = 0; i < Vd::size(); ++i) {
+    p[i] = std::fma(x[i], y[i], -p[i]);
+  }
+  return Vd::loadu(p);
 #endif
 }
 

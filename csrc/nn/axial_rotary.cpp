@@ -99,13 +99,13 @@ RotaryFuncOptions AxialRotaryImpl::op_options(const RotaryForwardOptions& call) 
 }
 
 at::Tensor AxialRotaryImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
-  check_call_width("AxialRotary", options.head_dim(), x);
+  check_call_shape("AxialRotary", options.head_dim(), x);
   return posenc::rotary(x, call.positions(), frequencies_for(x), op_options(call));
 }
 
 std::tuple<at::Tensor, at::Tensor> AxialRotaryImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                                const RotaryForwardOptions& call) {
-  check_call_width("AxialRotary", options.head_dim(), q);
+  check_call_shape("AxialRotary", options.head_dim(), q);
   return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q), op_options(call));
 }
 

@@ -99,13 +99,13 @@ RotaryFuncOptions MultimodalRotaryImpl::op_options(const RotaryForwardOptions& c
 }
 
 at::Tensor MultimodalRotaryImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
-  check_call_width("MultimodalRotary", options.head_dim(), x);
+  check_call_shape("MultimodalRotary", options.head_dim(), x);
   return posenc::rotary(x, call.positions(), frequencies_for(x, call), op_options(call));
 }
 
 std::tuple<at::Tensor, at::Tensor> MultimodalRotaryImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                                     const RotaryForwardOptions& call) {
-  check_call_width("MultimodalRotary", options.head_dim(), q);
+  check_call_shape("MultimodalRotary", options.head_dim(), q);
   return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q, call), op_options(call));
 }
 

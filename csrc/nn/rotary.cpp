@@ -74,13 +74,13 @@ RotaryFuncOptions RotaryImpl::op_options(const RotaryForwardOptions& call) const
 }
 
 at::Tensor RotaryImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
-  check_call_width("Rotary", options.head_dim(), x);
+  check_call_shape("Rotary", options.head_dim(), x);
   return posenc::rotary(x, call.positions(), frequencies_for(x, call), op_options(call));
 }
 
 std::tuple<at::Tensor, at::Tensor> RotaryImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                           const RotaryForwardOptions& call) {
-  check_call_width("Rotary", options.head_dim(), q);
+  check_call_shape("Rotary", options.head_dim(), q);
   return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q, call), op_options(call));
 }
 

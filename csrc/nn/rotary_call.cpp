@@ -17,10 +17,10 @@ int64_t length_of(const at::Tensor& x, const RotaryForwardOptions& call) {
 at::Tensor frequencies_for_call(const char* module, const at::Tensor& initial, const scaling::Scaling& scaling,
                                 int64_t width, double base, bool exact, std::optional<int64_t> seq_len,
                                 const at::Tensor& x, const RotaryForwardOptions& call) {
+  check_seq_len(module, call.seq_len());
   if (!scaling::depends_on_length(scaling)) {
     return initial.to(x.device());
   }
-  check_seq_len(module, call.seq_len());
   const std::optional<int64_t> given = call.seq_len() ? call.seq_len() : seq_len;
   return scaling::scaled_inv_freq(initial, scaling, width, base, given ? *given : length_of(x, call), exact)
       .to(x.device());
@@ -37,15 +37,14 @@ void check_rotary_width(const char* module, int64_t head_dim, const char* name, 
                     width);
 }
 
-void check_call_width(const char* module, int64_t head_dim, const at::Tensor& x) {
-  // The op itself refuses other dimensions than four.
-  TORCH_CHECK_VALUE(x.dim() != 4 || x.size(3) == head_dim, module,
+void check_call_shape(const char* module, int64_t head_dim, const at::Tensor& q) {
+  TORCH_CHECK_VALUE(q.defined() && q.dim() == 4 && q.size(3) == head_dim, module,
                     ": expected q of shape (batch, heads, length, head_dim) with head_dim ", head_dim, ", but got ",
-                    x.sizes());
+                    q.defined() ? c10::str(q.sizes()) : "an undefined tensor");
 }
 
 void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k) {
-  const bool same = k.dim() == 4 && q.dim() == 4 && q.size(0) == k.size(0) && q.size(2) == k.size(2);
+  const bool same = k.dim() == 4 && q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(3) == k.size(3);
   TORCH_CHECK_VALUE(same, module, ": expected q and k to have equal batch, length and head_dim, but got q of shape ",
                     q.sizes(), " and k of shape ", k.sizes());
 }

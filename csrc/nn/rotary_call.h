@@ -18,10 +18,10 @@ at::Tensor at_least_float(const at::Tensor& parameter);
 /// Raises unless `width` columns, named `name`, are even, not negative and at most head_dim, and head_dim positive.
 void check_rotary_width(const char* module, int64_t head_dim, const char* name, int64_t width);
 
-/// Raises unless a call's x (B, H, T, D) has the head width that the module was built for.
-void check_call_width(const char* module, int64_t head_dim, const at::Tensor& x);
+/// Raises unless a call's q is (B, H, T, D) with the head width D that the module was built for.
+void check_call_shape(const char* module, int64_t head_dim, const at::Tensor& q);
 
-/// Raises unless q (B, H, T, D) and k (B, G, T, D) are of the same tokens.
+/// Raises unless k is (B, G, T, D) beside a checked q (B, H, T, D).
 void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k);
 
 /// Raises unless seq_len is absent or positive.

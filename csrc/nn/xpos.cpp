@@ -30,7 +30,6 @@ void XPosImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
-  check_call_width("XPos", options.head_dim(), x);
   const auto [cos, sin] = posenc::rotary_tables(call.positions(), inv_freq_.to(x.device()),
                                                 RotaryTablesFuncOptions()
                                                     .length(x.sym_size(2))
@@ -42,10 +41,14 @@ at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardO
   return posenc::apply_rotary(x, cos, sin, options.interleaved());
 }
 
-at::Tensor XPosImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) { return turn(x, 1.0, call); }
+at::Tensor XPosImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
+  check_call_shape("XPos", options.head_dim(), x);
+  return turn(x, 1.0, call);
+}
 
 std::tuple<at::Tensor, at::Tensor> XPosImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                         const RotaryForwardOptions& call) {
+  check_call_shape("XPos", options.head_dim(), q);
   check_same_tokens("XPos", q, k);
   return {turn(q, 1.0, call), turn(k, -1.0, call)};
 }

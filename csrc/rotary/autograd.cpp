@@ -35,6 +35,17 @@ const Tensor& value_or(const OptionalTensor& t, const Tensor& other) { return t 
 
 OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
 
+/// The outputs of a function of q and k, where only that of an input with a gradient asks for one.
+variable_list mark(AutogradContext* ctx, const Tensor& q, const Tensor& k, std::tuple<Tensor, Tensor> turned) {
+  if (!q.requires_grad()) {
+    ctx->mark_non_differentiable({std::get<0>(turned)});
+  }
+  if (!k.requires_grad()) {
+    ctx->mark_non_differentiable({std::get<1>(turned)});
+  }
+  return {std::get<0>(turned), std::get<1>(turned)};
+}
+
 /// rotary (k absent) and rotary_qk.
 struct Rotate : torch::autograd::Function<Rotate> {
   static constexpr bool is_traceable = true;
@@ -53,8 +64,7 @@ struct Rotate : torch::autograd::Function<Rotate> {
     if (!k) {
       return {rotary(q, positions, inv_freq, o)};
     }
-    auto [q_turned, k_turned] = rotary_qk(q, *k, positions, inv_freq, o);
-    return {q_turned, k_turned};
+    return mark(ctx, q, *k, rotary_qk(q, *k, positions, inv_freq, o));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -126,8 +136,7 @@ struct ApplyRotaryQK : torch::autograd::Function<ApplyRotaryQK> {
     ctx->save_for_backward({cos, sin});
     ctx->saved_data["interleaved"] = interleaved;
     ctx->saved_data["inverse"] = inverse;
-    auto [q_turned, k_turned] = apply_rotary_qk(q, k, cos, sin, interleaved, inverse);
-    return {q_turned, k_turned};
+    return mark(ctx, q, k, apply_rotary_qk(q, k, cos, sin, interleaved, inverse));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -221,25 +230,34 @@ std::tuple<Tensor, Tensor> apply_rotary_qk_autograd(const Tensor& q, const Tenso
   return apply_rotary_qk(q, k, cos, sin, interleaved, inverse);
 }
 
-/// The in-place forms have no derivative; they say so instead of dropping it.
-void refuse_gradient(const char* op, const char* functional, std::initializer_list<Rotated> inputs) {
-  for (const auto& [name, tensor] : inputs) {
-    TORCH_CHECK(!wants_gradient(tensor), op, ": expected inputs that need no gradient, but ", name,
-                " requires one; use ", functional, ", or torch.no_grad() for inference");
-  }
+/// The in-place forms have no backward; they say so instead of dropping gradients.
+void refuse_gradient(const char* op, const char* functional, const char* name, const OptionalTensor& input) {
+  TORCH_CHECK(!wants_gradient(input), op, ": expected inputs that need no gradient, but ", name, " requires one; use ",
+              functional, ", or torch.no_grad() for inference");
 }
 
 void rotary_qk_inplace_autograd(const Tensor& q, const Tensor& k, const OptionalTensor& positions,
                                 const Tensor& inv_freq, const RotaryFuncOptions& o) {
-  refuse_gradient("rotary_qk_", "rotary_qk",
-                  {{"q", q}, {"k", k}, {"positions", value_or(positions, inv_freq)}, {"inv_freq", inv_freq}});
+  refuse_gradient("rotary_qk_", "rotary_qk", "q", q);
+  refuse_gradient("rotary_qk_", "rotary_qk", "k", k);
+  refuse_gradient("rotary_qk_", "rotary_qk", "positions", positions);
+  refuse_gradient("rotary_qk_", "rotary_qk", "inv_freq", inv_freq);
+  if (transformed({q, k, value_or(positions, q), inv_freq})) {
+    return reference::rotary_qk_(q, k, positions, inv_freq, o);
+  }
   at::AutoDispatchBelowAutograd below;
   rotary_qk_(q, k, positions, inv_freq, o);
 }
 
 void apply_rotary_qk_inplace_autograd(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                                       bool interleaved, bool inverse) {
-  refuse_gradient("apply_rotary_qk_", "apply_rotary_qk", {{"q", q}, {"k", k}, {"cos", cos}, {"sin", sin}});
+  refuse_gradient("apply_rotary_qk_", "apply_rotary_qk", "q", q);
+  refuse_gradient("apply_rotary_qk_", "apply_rotary_qk", "k", k);
+  refuse_gradient("apply_rotary_qk_", "apply_rotary_qk", "cos", cos);
+  refuse_gradient("apply_rotary_qk_", "apply_rotary_qk", "sin", sin);
+  if (transformed({q, k, cos, sin})) {
+    return reference::apply_rotary_qk_(q, k, cos, sin, interleaved, inverse);
+  }
   at::AutoDispatchBelowAutograd below;
   apply_rotary_qk_(q, k, cos, sin, interleaved, inverse);
 }

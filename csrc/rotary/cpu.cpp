@@ -1,11 +1,11 @@
 /// The rotary ops on CPU: checks, memory order, work sharing; the arithmetic is in kernel.cpp.
 
 #include "rotary/checks.h"
+#include "rotary/inplace.h"
 #include "rotary/kernel.h"
 #include "rotary/reference.h"
 #include "rotary/tables.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -146,7 +146,7 @@ template <typename T>
 void rotate_by_angles(const Turns& turns, const OptionalTensor& positions, const Tensor& inv_freq,
                       const RotaryFuncOptions& o) {
   const RowForm form(kernels(), inv_freq.size(-1), element_type(turns[0].x), o.interleaved());
-  const int64_t axes = count_axes(inv_freq, o.axes());
+  const int64_t axes = count_axes(positions, inv_freq, o.axes());
   const Positions where(positions, o.offset(), o.offsets(), axes, o.axes().has_value() || inv_freq.dim() > 1);
   const AngleTables<T> tables(kernels(), form, where, inv_freq, o.axes(), axes, o.attention_scaling(), o.inverse());
   rotate<T>(turns, tables, form, o.interleaved(), inv_freq.dim() == 3);
@@ -176,12 +176,6 @@ void for_each_dtype(const Tensor& q, const Tensor& k, const Tensor& q_out, const
   }
 }
 
-void check_inplace(const Tensor& q, const Tensor& k) {
-  at::assert_no_internal_overlap(q);
-  at::assert_no_internal_overlap(k);
-  at::assert_no_overlap(q, k);
-}
-
 Tensor rotary_cpu(const Tensor& x, const OptionalTensor& positions, const Tensor& inv_freq,
                   const RotaryFuncOptions& o) {
   check_rotary("rotary", {{"x", x}}, positions, inv_freq, o);
@@ -202,7 +196,7 @@ std::tuple<Tensor, Tensor> rotary_qk_cpu(const Tensor& q, const Tensor& k, const
 void rotary_qk_inplace_cpu(const Tensor& q, const Tensor& k, const OptionalTensor& positions, const Tensor& inv_freq,
                            const RotaryFuncOptions& o) {
   check_rotary("rotary_qk_", {{"q", q}, {"k", k}}, positions, inv_freq, o);
-  check_inplace(q, k);
+  check_inplace("rotary_qk_", q, k);
   for_each_dtype(q, k, q, k, [&](const Turns& turns) { turn(turns, positions, inv_freq, o); });
 }
 
@@ -225,7 +219,7 @@ std::tuple<Tensor, Tensor> apply_rotary_qk_cpu(const Tensor& q, const Tensor& k,
 void apply_rotary_qk_inplace_cpu(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                                  bool interleaved, bool inverse) {
   check_apply("apply_rotary_qk_", {{"q", q}, {"k", k}}, cos, sin);
-  check_inplace(q, k);
+  check_inplace("apply_rotary_qk_", q, k);
   for_each_dtype(q, k, q, k, [&](const Turns& turns) { apply(turns, cos, sin, interleaved, inverse); });
 }
 
@@ -236,7 +230,7 @@ void write_tables(const OptionalTensor& positions, const Tensor& inv_freq, const
   const int64_t pairs = inv_freq.size(-1), tokens = cos.size(-2);
   const ElementType type = std::is_same_v<T, double> ? ElementType::kDouble : ElementType::kFloat;
   const RowForm form(kernels(), pairs, type, /*interleaved=*/false);
-  const int64_t axes = count_axes(inv_freq, o.axes());
+  const int64_t axes = count_axes(positions, inv_freq, o.axes());
   const Positions where(positions, o.offset(), o.offsets(), axes, o.axes().has_value() || inv_freq.dim() > 1);
   const AngleTables<T> tables(kernels(), form, where, inv_freq, o.axes(), axes, o.attention_scaling(), false);
   const int64_t groups = inv_freq.dim() == 3 ? inv_freq.size(1) : 1;

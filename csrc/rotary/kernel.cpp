@@ -240,10 +240,16 @@ void sincos(const Vd& low, const Vd& high, Vf& sin, Vf& cos) {
   cos = cpu::flip_sign(Vf::blendv(cos_r, sin_r, swap), ((quadrant + Vi(1)) & Vi(2)) << Vi(30));
 }
 
+/// position * frequency along one axis.
+Vd product(const Frequencies& f, double position, const Vd& w) {
+  const Vd p = Vd(position) * w;
+  return f.one_axis_each ? Vd::blendv(p, Vd(0.0), w == Vd(0.0)) : p;
+}
+
 Vd angle(const Frequencies& f, const double* positions, int64_t k) {
-  Vd sum = Vd(positions[0]) * Vd::loadu(f.freq + k);
+  Vd sum = product(f, positions[0], Vd::loadu(f.freq + k));
   for (int64_t axis = 1; axis < f.axes; ++axis) {
-    sum = fmadd(Vd(positions[axis]), Vd::loadu(f.freq + axis * f.stride + k), sum);
+    sum = sum + product(f, positions[axis], Vd::loadu(f.freq + axis * f.stride + k));
   }
   return sum;
 }
@@ -265,9 +271,10 @@ void angles_double(const Frequencies& f, const double* positions, double scale, 
   for (int64_t k = 0; k < f.pairs; k += Vd::size()) {
     Vd a(0.0), e(0.0);
     for (int64_t axis = 0; axis < f.axes; ++axis) {
-      const Vd p(positions[axis]), w = Vd::loadu(f.freq + axis * f.stride + k);
-      const Vd product = p * w, sum = a + product, part = sum - a;
-      e = e + fmsub(p, w, product) + ((a - (sum - part)) + (product - part));
+      const Vd w = Vd::loadu(f.freq + axis * f.stride + k);
+      const Vd term = product(f, positions[axis], w), sum = a + term, part = sum - a;
+      const Vd rounding = cpu::product_error(Vd(positions[axis]), w, term) + ((a - (sum - part)) + (term - part));
+      e = e + (f.one_axis_each ? Vd::blendv(rounding, Vd(0.0), w == Vd(0.0)) : rounding);
       a = sum;
     }
     const Vd s = a.sin(), c = a.cos();

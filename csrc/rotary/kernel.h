@@ -34,6 +34,9 @@ struct Rows {
 struct Frequencies {
   const double* freq;
   int64_t axes, stride, pairs;
+  /// Every pair turns by one axis; the zeros in the rows of the others stand for no product (which would be NaN where a
+  /// position is infinite), not for a product with zero.
+  bool one_axis_each;
 };
 
 struct Kernels {

@@ -137,6 +137,22 @@ std::tuple<Tensor, Tensor> table_gradients(const Tensor& grad, const Tensor& x, 
   return {reduce(ga * a + gb * b, cos), reduce(inverse ? -turn : turn, sin)};
 }
 
+void rotary_qk_(const Tensor& q, const Tensor& k, const OptionalTensor& positions, const Tensor& inv_freq,
+                const RotaryFuncOptions& o) {
+  check_rotary("rotary_qk_", {{"q", q}, {"k", k}}, positions, inv_freq, o);
+  const auto [q_turned, k_turned] = reference::rotary_qk(q, k, positions, inv_freq, o);
+  q.copy_(q_turned);
+  k.copy_(k_turned);
+}
+
+void apply_rotary_qk_(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, bool interleaved,
+                      bool inverse) {
+  check_apply("apply_rotary_qk_", {{"q", q}, {"k", k}}, cos, sin);
+  const auto [q_turned, k_turned] = reference::apply_rotary_qk(q, k, cos, sin, interleaved, inverse);
+  q.copy_(q_turned);
+  k.copy_(k_turned);
+}
+
 }  // namespace reference
 
 namespace {
@@ -176,14 +192,6 @@ std::tuple<Tensor, Tensor> rotary_qk_other(const Tensor& q, const Tensor& k, con
   return {like(q, q_turned), like(k, k_turned)};
 }
 
-void rotary_qk_inplace(const Tensor& q, const Tensor& k, const OptionalTensor& positions, const Tensor& inv_freq,
-                       const RotaryFuncOptions& o) {
-  check_rotary("rotary_qk_", {{"q", q}, {"k", k}}, positions, inv_freq, o);
-  const auto [q_turned, k_turned] = reference::rotary_qk(q, k, positions, inv_freq, o);
-  q.copy_(q_turned);
-  k.copy_(k_turned);
-}
-
 Tensor apply_rotary_other(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved, bool inverse) {
   return like(x, reference::apply_rotary(x, cos, sin, interleaved, inverse));
 }
@@ -194,32 +202,45 @@ std::tuple<Tensor, Tensor> apply_rotary_qk_other(const Tensor& q, const Tensor& 
   return {like(q, q_turned), like(k, k_turned)};
 }
 
-void apply_rotary_qk_inplace(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, bool interleaved,
-                             bool inverse) {
-  check_apply("apply_rotary_qk_", {{"q", q}, {"k", k}}, cos, sin);
-  const auto [q_turned, k_turned] = reference::apply_rotary_qk(q, k, cos, sin, interleaved, inverse);
+TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+  m.impl("rotary", &flat_rotary<rotary_other>);
+  m.impl("rotary_qk", &flat_rotary_qk<rotary_qk_other>);
+  m.impl("rotary_qk_", &flat_rotary_qk<reference::rotary_qk_>);
+  m.impl("rotary_tables", &flat_rotary_tables<reference::rotary_tables>);
+  m.impl("apply_rotary", &apply_rotary_other);
+  m.impl("apply_rotary_qk", &apply_rotary_qk_other);
+  m.impl("apply_rotary_qk_", &reference::apply_rotary_qk_);
+}
+
+/// In-place ops as functional ones and copies. (torch's own functionalisation of custom ops loses writes to two slices
+/// of one tensor where sizes are symbolic.)
+void rotary_qk_functional(const Tensor& q, const Tensor& k, const OptionalTensor& positions, const Tensor& inv_freq,
+                          const RotaryFuncOptions& o) {
+  const auto [q_turned, k_turned] = posenc::rotary_qk(q, k, positions, inv_freq, o);
   q.copy_(q_turned);
   k.copy_(k_turned);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
-  m.impl("rotary", &flat_rotary<rotary_other>);
-  m.impl("rotary_qk", &flat_rotary_qk<rotary_qk_other>);
-  m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_inplace>);
-  m.impl("rotary_tables", &flat_rotary_tables<reference::rotary_tables>);
-  m.impl("apply_rotary", &apply_rotary_other);
-  m.impl("apply_rotary_qk", &apply_rotary_qk_other);
-  m.impl("apply_rotary_qk_", &apply_rotary_qk_inplace);
+void apply_rotary_qk_functional(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
+                                bool interleaved, bool inverse) {
+  const auto [q_turned, k_turned] = posenc::apply_rotary_qk(q, k, cos, sin, interleaved, inverse);
+  q.copy_(q_turned);
+  k.copy_(k_turned);
+}
+
+TORCH_LIBRARY_IMPL(posenc, Functionalize, m) {
+  m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_functional>);
+  m.impl("apply_rotary_qk_", &apply_rotary_qk_functional);
 }
 
 TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
   m.impl("rotary", &flat_rotary<reference::rotary>);
   m.impl("rotary_qk", &flat_rotary_qk<reference::rotary_qk>);
-  m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_inplace>);
+  m.impl("rotary_qk_", &flat_rotary_qk<reference::rotary_qk_>);
   m.impl("rotary_tables", &flat_rotary_tables<reference::rotary_tables>);
   m.impl("apply_rotary", &reference::apply_rotary);
   m.impl("apply_rotary_qk", &reference::apply_rotary_qk);
-  m.impl("apply_rotary_qk_", &apply_rotary_qk_inplace);
+  m.impl("apply_rotary_qk_", &reference::apply_rotary_qk_);
 }
 
 }  // namespace

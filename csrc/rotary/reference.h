@@ -11,6 +11,11 @@ std::tuple<Tensor, Tensor> rotary_qk(const Tensor& q, const Tensor& k, const Opt
                                      const Tensor& inv_freq, const RotaryFuncOptions& o);
 std::tuple<Tensor, Tensor> rotary_tables(const OptionalTensor& positions, const Tensor& inv_freq,
                                          const RotaryTablesFuncOptions& o);
+void rotary_qk_(const Tensor& q, const Tensor& k, const OptionalTensor& positions, const Tensor& inv_freq,
+                const RotaryFuncOptions& o);
+void apply_rotary_qk_(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, bool interleaved,
+                      bool inverse);
+
 /// exp(decay * (position - centre)), float64, for o.decay() present: (.., T, R/2).
 Tensor decay_factor(const OptionalTensor& positions, const Tensor& inv_freq, const RotaryTablesFuncOptions& o);
 Tensor apply_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved, bool inverse);

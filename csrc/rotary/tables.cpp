@@ -85,6 +85,7 @@ AngleTables<T>::AngleTables(const Kernels& kernels, const RowForm& form, const P
       positions_(positions),
       axes_(num_axes),
       heads_(inv_freq.dim() == 3 ? inv_freq.size(1) : 1),
+      one_axis_each_(num_axes > 1 && inv_freq.dim() == 1),
       scale_(scale),
       sine_sign_(inverse ? -1.0 : 1.0) {
   freq_.assign(heads_ * axes_ * form_.padded, 0.0);
@@ -109,7 +110,7 @@ AngleTables<T>::AngleTables(const Kernels& kernels, const RowForm& form, const P
   if (f.dim() == 1) {
     // One axis a pair: the frequency stands in that axis' row, the others hold zero and add nothing.
     for (int64_t k = 0; k < form_.pairs; ++k) {
-      put(0, axes ? (*axes)[k] : 0, k, from[k * f.stride(0)]);
+      put(0, axes_ > 1 ? (*axes)[k] : 0, k, from[k * f.stride(0)]);
     }
     return;
   }
@@ -129,7 +130,8 @@ void AngleTables<T>::write_exactly(const double* freq, const double* positions, 
   for (int64_t k = 0; k < form_.padded; ++k) {
     double angle = 0;
     for (int64_t axis = 0; axis < axes_; ++axis) {
-      angle += positions[axis] * freq[axis * form_.padded + k];
+      const double w = freq[axis * form_.padded + k];
+      angle += one_axis_each_ && w == 0 ? 0 : positions[axis] * w;
     }
     cos[k] = static_cast<T>(std::cos(angle) * scale_);
     sin[k] = static_cast<T>(std::sin(angle) * scale_ * sine_sign_);
@@ -140,7 +142,7 @@ template <typename T>
 TableRows<T> AngleTables<T>::rows(int64_t batch, int64_t head, int64_t first, int64_t count,
                                   TableScratch<T>& scratch) const {
   const double* freq = freq_.data() + (heads_ > 1 ? head : 0) * axes_ * form_.padded;
-  const Frequencies f{freq, axes_, form_.padded, form_.padded};
+  const Frequencies f{freq, axes_, form_.padded, form_.padded, one_axis_each_};
   double* positions = scratch.positions(count * axes_);
   positions_.fill(batch, first, count, positions);
   for (int64_t i = 0; i < count; ++i) {
@@ -211,14 +213,13 @@ TableRows<T> GivenTables<T>::rows(int64_t batch, int64_t head, int64_t first, in
   return {as_is ? cos : scratch.cos(), as_is && !inverse_ ? sin : scratch.sin(), form_.padded};
 }
 
-int64_t count_axes(const Tensor& inv_freq, const std::optional<std::vector<int64_t>>& axes) {
+int64_t count_axes(const OptionalTensor& positions, const Tensor& inv_freq,
+                   const std::optional<std::vector<int64_t>>& axes) {
   if (inv_freq.dim() > 1) {
     return inv_freq.size(0);
   }
-  if (!axes || axes->empty()) {
-    return 1;
-  }
-  return *std::max_element(axes->begin(), axes->end()) + 1;
+  // Without positions all axes agree.
+  return positions && axes ? std::max<int64_t>(positions->size(0), 1) : 1;
 }
 
 template class AngleTables<float>;

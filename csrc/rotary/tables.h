@@ -83,6 +83,7 @@ class AngleTables {
   RowForm form_;
   const Positions& positions_;
   int64_t axes_, heads_;
+  bool one_axis_each_;
   double scale_, sine_sign_, largest_ = 0;
   /// (heads, axes, padded), in the kernel's order.
   c10::SmallVector<double, 128> freq_;
@@ -108,6 +109,7 @@ class GivenTables {
 };
 
 /// Number of position axes that an op's arguments speak of.
-int64_t count_axes(const Tensor& inv_freq, const std::optional<std::vector<int64_t>>& axes);
+int64_t count_axes(const OptionalTensor& positions, const Tensor& inv_freq,
+                   const std::optional<std::vector<int64_t>>& axes);
 
 }  // namespace posenc::rotary_ops

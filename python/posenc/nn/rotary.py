@@ -56,7 +56,7 @@ class RotaryEncoding(Encoding):
             seq_len: Length in tokens for length-dependent scalings, instead of the constructor's.
         """
         shape = q.shape
-        if len(shape) == 4 and shape[3] != self.head_dim:  # the op itself refuses other dimensions than four
+        if len(shape) != 4 or shape[3] != self.head_dim:
             raise ValueError(
                 f"{type(self).__name__}: expected q of shape (batch, heads, length, head_dim) with head_dim "
                 f"{self.head_dim}, but got {list(shape)}"
@@ -106,11 +106,11 @@ class ScaledRotaryEncoding(RotaryEncoding):
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor:
         inv_freq = self.inv_freq
+        if seq_len is not None and seq_len < 1:
+            raise ValueError(f"{type(self).__name__}: expected seq_len to be at least 1, but got {seq_len}")
         if self._encoded_scaling is not None:
             if seq_len is None:
                 seq_len = self.seq_len if self.seq_len is not None else _length(q, positions, offset)
-            if seq_len < 1:
-                raise ValueError(f"{type(self).__name__}: expected seq_len to be at least 1, but got {seq_len}")
             inv_freq = torch.ops.posenc.scaled_inv_freq(
                 inv_freq, self._encoded_scaling, self.rotary_dim, self.base, seq_len, self.exact
             )

@@ -58,7 +58,7 @@ class XPos(RotaryEncoding):
     def _rotate(
         self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if k is not None and (q.shape[0], q.shape[2]) != (k.shape[0], k.shape[2]):
+        if k is not None and (k.dim() != 4 or (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:])):
             raise ValueError(
                 "XPos: expected q and k to have equal batch, length and head_dim, but got q of shape "
                 f"{list(q.shape)} and k of shape {list(k.shape)}"
