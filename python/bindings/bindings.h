@@ -7,3 +7,4 @@
 void bind_scaling(pybind11::module_& m);
 void bind_positions(pybind11::module_& m);
 void bind_nn(pybind11::module_& m);
+void bind_nn_absolute(pybind11::module_& m);

@@ -12,7 +12,7 @@ using at::Tensor;
 
 namespace {
 
-using Offset = std::variant<int64_t, Tensor>;
+using Offset = std::variant<Tensor, int64_t>;  // in this order: a tensor of one element converts to int64_t too
 using Rotated = std::variant<Tensor, std::tuple<Tensor, Tensor>>;
 
 nn::RotaryForwardOptions call_options(const std::optional<Tensor>& positions, const Offset& offset,
@@ -142,4 +142,5 @@ void bind_nn(py::module_& m) {
   bind_xpos(m);
   bind_axial_rotary(m);
   bind_multimodal_rotary(m);
+  bind_nn_absolute(m);
 }

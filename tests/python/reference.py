@@ -187,6 +187,22 @@ def multimodal_axes(sections, interleaved_sections: bool) -> list[int]:
     return axes
 
 
+def sinusoidal(positions, dim: int, *, base=10000.0, layout="interleaved") -> torch.Tensor:
+    """PE[p, 2k] = sin(p / base^(2k/d)), PE[p, 2k+1] = cos(the same) (arXiv 1706.03762, section 3.5), column by column;
+    positions (..) -> (.., d). "concatenated" sorts sines before cosines. "tensor2tensor" is timing_signal_1d of that
+    library: floor(d/2) of each, exponents k / (floor(d/2) - 1), and zeros in the last column of an odd d."""
+    p = positions.double()
+    if layout == "tensor2tensor":
+        count, last = dim // 2, max(dim // 2 - 1, 1)
+        frequencies = [base ** (-k / last) for k in range(count)]
+        padding = [torch.zeros_like(p)] * (dim - 2 * count)
+        return torch.stack([(p * f).sin() for f in frequencies] + [(p * f).cos() for f in frequencies] + padding, -1)
+    sines = {2 * k: (p * base ** (-2.0 * k / dim)).sin() for k in range((dim + 1) // 2)}
+    cosines = {2 * k + 1: (p * base ** (-2.0 * k / dim)).cos() for k in range(dim // 2)}
+    both = sines | cosines
+    return torch.stack(list(both.values()) if layout == "concatenated" else [both[c] for c in range(dim)], -1)
+
+
 def long_double_tables(positions, inv_freq) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin (T, R/2) of position times frequency in long double; positions are Python ints or floats."""
     position = np.array([np.longdouble(p) for p in positions])

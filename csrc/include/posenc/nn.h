@@ -2,6 +2,9 @@
 
 /// All modules of posenc.
 #include <posenc/nn/axial_rotary.h>
+#include <posenc/nn/cape.h>
+#include <posenc/nn/learned_absolute.h>
 #include <posenc/nn/multimodal_rotary.h>
 #include <posenc/nn/rotary.h>
+#include <posenc/nn/sinusoidal.h>
 #include <posenc/nn/xpos.h>

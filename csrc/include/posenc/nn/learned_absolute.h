@@ -1,0 +1,51 @@
+#pragma once
+
+#include <posenc/nn/sinusoidal.h>
+
+namespace posenc::nn {
+
+/// Options of LearnedAbsolute.
+struct LearnedAbsoluteOptions {
+  LearnedAbsoluteOptions(int64_t max_positions, int64_t dim) : max_positions_(max_positions), dim_(dim) {}
+  /// Rows of the table: positions are 0 .. max_positions - 1.
+  TORCH_ARG(int64_t, max_positions);
+  /// Width of an embedding.
+  TORCH_ARG(int64_t, dim);
+};
+
+/// A learned embedding for each position (BERT, arXiv 1810.04805; GPT-2), added to embeddings.
+///
+/// A position outside the table is a c10::ValueError that names the limit, raised before the table is read; rows that
+/// no token uses get zero gradient. Given positions are read for that check, which on a GPU waits for them; an integer
+/// offset needs no reading.
+class POSENC_API LearnedAbsoluteImpl : public torch::nn::Cloneable<LearnedAbsoluteImpl> {
+ public:
+  /// Standard deviation of the initial normal distribution, as in BERT and GPT-2.
+  static constexpr double kInitialStd = 0.02;
+
+  LearnedAbsoluteImpl(int64_t max_positions, int64_t dim)
+      : LearnedAbsoluteImpl(LearnedAbsoluteOptions(max_positions, dim)) {}
+  explicit LearnedAbsoluteImpl(LearnedAbsoluteOptions options);
+
+  void reset() override;
+  /// Draws weight anew.
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x (B, T, dim) or (T, dim) -> x plus the rows of its positions, same shape and dtype. Positions are integers.
+  at::Tensor forward(const at::Tensor& x, const AbsoluteForwardOptions& call = {});
+
+  LearnedAbsoluteOptions options;
+  /// The parameter (max_positions, dim).
+  at::Tensor weight;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(AbsoluteForwardOptions())})
+};
+
+TORCH_MODULE(LearnedAbsolute);
+
+/// Raises unless max_positions and dim are positive.
+POSENC_API void check(const LearnedAbsoluteOptions& options);
+
+}  // namespace posenc::nn

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <posenc/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/pimpl.h>
+
+#include <optional>
+#include <ostream>
+
+namespace posenc::nn {
+
+/// Options of a call to an absolute encoding.
+struct AbsoluteForwardOptions {
+  /// (T) or (B, T), integer or, where the encoding has values between positions, floating; absent:
+  /// offset + 0, 1, .., T-1.
+  TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
+  TORCH_ARG(int64_t, offset) = 0;
+  /// First position of each batch row (B), integer, instead of `offset`.
+  TORCH_ARG(std::optional<at::Tensor>, offsets) = std::nullopt;
+};
+
+/// The columns of sines and cosines.
+enum class SinusoidalLayout {
+  /// sin, cos, sin, cos, .., as in the paper.
+  kInterleaved,
+  /// All sines, then all cosines.
+  kConcatenated,
+  /// All sines, then all cosines, with frequencies base^(-k / (dim/2 - 1)) and an odd dim's last column left alone, as
+  /// in the tensor2tensor library.
+  kTensor2Tensor,
+};
+
+/// Options of Sinusoidal.
+struct SinusoidalOptions {
+  /*implicit*/ SinusoidalOptions(int64_t dim) : dim_(dim) {}
+  /// Width of an embedding; may be odd.
+  TORCH_ARG(int64_t, dim);
+  TORCH_ARG(double, base) = 10000.0;
+  TORCH_ARG(SinusoidalLayout, layout) = SinusoidalLayout::kInterleaved;
+};
+
+/// Sinusoidal encoding (Attention Is All You Need, arXiv 1706.03762, section 3.5), added to embeddings:
+///
+///     PE[p, 2k] = sin(p base^(-2k/dim)),  PE[p, 2k+1] = cos(p base^(-2k/dim))
+///
+/// An odd dim lacks the last cosine. Angles are formed in float64, whatever the dtype of x.
+///
+///     Sinusoidal encoding(512);
+///     auto y = encoding(x);
+class POSENC_API SinusoidalImpl : public torch::nn::Cloneable<SinusoidalImpl> {
+ public:
+  explicit SinusoidalImpl(int64_t dim) : SinusoidalImpl(SinusoidalOptions(dim)) {}
+  explicit SinusoidalImpl(SinusoidalOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x (B, T, dim) or (T, dim) -> x plus the encoding, same shape and dtype.
+  at::Tensor forward(const at::Tensor& x, const AbsoluteForwardOptions& call = {});
+
+  /// Radians per token (ceil(dim/2)), or (floor(dim/2)) in the layout of tensor2tensor; float64.
+  const at::Tensor& inv_freq() const { return inv_freq_; }
+
+  SinusoidalOptions options;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(AbsoluteForwardOptions())})
+
+ private:
+  at::Tensor inv_freq_;
+};
+
+TORCH_MODULE(Sinusoidal);
+
+}  // namespace posenc::nn

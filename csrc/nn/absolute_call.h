@@ -1,0 +1,18 @@
+#pragma once
+
+/// What the absolute modules share.
+
+#include "absolute/ops.h"
+
+#include <posenc/nn/sinusoidal.h>
+
+namespace posenc::nn {
+
+inline absolute_ops::Place place_of(const AbsoluteForwardOptions& call) {
+  return {call.positions(), call.offset(), call.offsets()};
+}
+
+/// Frequencies of sinusoids for columns 0 .. dim - 1, float64 on the CPU. Raises unless dim and base are in range.
+at::Tensor sinusoid_frequencies(const char* module, int64_t dim, double base, SinusoidalLayout layout);
+
+}  // namespace posenc::nn

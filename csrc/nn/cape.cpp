@@ -1,0 +1,34 @@
+#include <posenc/nn/cape.h>
+
+#include "absolute/checks.h"
+#include "nn/absolute_call.h"
+
+namespace posenc::nn {
+namespace {
+
+absolute_ops::Augmentation augmentation(const CAPEOptions& o) {
+  return {o.max_global_shift(), o.max_local_shift(), o.max_global_scaling()};
+}
+
+}  // namespace
+
+CAPEImpl::CAPEImpl(CAPEOptions options) : options(std::move(options)) { reset(); }
+
+void CAPEImpl::reset() {
+  absolute_ops::check_augmentation("CAPE", augmentation(options));
+  inv_freq_ = sinusoid_frequencies("CAPE", options.dim(), options.base(), SinusoidalLayout::kInterleaved);
+}
+
+void CAPEImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "posenc::nn::CAPE(dim=" << options.dim()
+         << ", max_global_shift=" << options.max_global_shift() << ", max_local_shift=" << options.max_local_shift()
+         << ", max_global_scaling=" << options.max_global_scaling() << ", base=" << options.base()
+         << ", centre=" << options.centre() << ")";
+}
+
+at::Tensor CAPEImpl::forward(const at::Tensor& x, const AbsoluteForwardOptions& call) {
+  return absolute_ops::add_cape(x, place_of(call), inv_freq_.to(x.device()), options.dim(), options.centre(),
+                                is_training() ? std::make_optional(augmentation(options)) : std::nullopt);
+}
+
+}  // namespace posenc::nn
