@@ -120,7 +120,8 @@ def test_the_layout_follows_the_model():
         "roformer",
         "llama4_text",
     ):
-        assert read_rope({"model_type": model_type, "rope_theta": 1e4}, head_dim=8).interleaved
+        config = {"model_type": model_type, "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+        assert read_rope(config, head_dim=8).interleaved
 
 
 @pytest.mark.parametrize("model_type", ["glm", "cohere", "helium", "ernie4_5", "llama", "qwen2", "gpt_neox"])

@@ -1,0 +1,284 @@
+"""config.json files that leave keys out: read as transformers' configuration class of that model type fills them in."""
+
+import copy
+import functools
+import importlib
+import inspect
+
+import pytest
+
+from posenc import scaling
+from posenc.hf_layered_defaults import LAYERED_DEFAULTS
+from posenc.hf_rope import read_rope
+from posenc.nn import Rotary
+from tolerances import assert_bits
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+
+ROPE_KEYS = frozenset(
+    (
+        *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "rope_local_base_freq"),
+        *("global_rope_theta", "local_rope_theta", "compress_rope_theta", "swa_rope_theta", "rotary_dim"),
+    )
+)
+# What is said of the configuration object and of its dict alike.
+REFUSED = {
+    "ernie4_5_vl_moe_text": "order of its own",  # sorts its frequencies by axis, even for text alone
+    "blt": "without hidden_size and num_attention_heads",  # its three parts have their own
+}
+# Configurations of no language model, whose tables are not as wide as a head: pixels (2), time stamps (1).
+OTHER_WIDTHS = frozenset(("efficientloftr", "eomt_dinov3", "musicflamingo"))
+# Classes whose default sizes give an odd rotary width, which Rotary refuses.
+ODD_BY_DEFAULT = frozenset(("glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text"))
+# Classes whose default part of heads of a power of two is an odd width.
+ODD_WHEN_RESIZED = frozenset(("moonshine", "moonshine_streaming"))
+
+
+def rope_of(config):
+    try:
+        return getattr(config, "rope_parameters", None)
+    except AttributeError:
+        return None
+
+
+@functools.cache
+def config_classes():
+    """Every configuration class, and those of parts, that has a rotary embedding along one axis by default."""
+    found = {}
+
+    def visit(cls):
+        if cls.model_type in found or not hasattr(cls, "model_type"):
+            return
+        try:
+            config = cls()
+        except Exception:
+            return  # a class that cannot be built without arguments has no defaults to leave out
+        rope = rope_of(config)
+        if cls.model_type in ("gptj", "codegen") or (rope and rope.get("rope_type") != "axial"):
+            found[cls.model_type] = cls
+        for part in (cls.sub_configs or {}).values():
+            if hasattr(part, "model_type") and part.model_type:
+                visit(part)
+
+    for model_type in CONFIG_MAPPING:
+        visit(CONFIG_MAPPING[model_type])
+    return found
+
+
+def text_part_of(model_type):
+    try:
+        text = CONFIG_MAPPING[model_type]().get_text_config()
+    except Exception:
+        return None  # no default configuration, or several text parts
+    return text.model_type
+
+
+def without_rope_keys(value):
+    if isinstance(value, dict):
+        return {key: without_rope_keys(item) for key, item in value.items() if key not in ROPE_KEYS}
+    return value
+
+
+def layer_types_of(config):
+    rope = rope_of(config) or {}
+    nested = [key for key, value in rope.items() if isinstance(value, dict)]
+    return nested or [None]
+
+
+def assert_same(source, config, layer_type):
+    ours, theirs = read_rope(source, layer_type), read_rope(config, layer_type)
+    for name in ("head_dim", "rotary_dim", "base", "scaling", "interleaved", "mrope_section", "mrope_interleaved"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    return ours
+
+
+def their_table(config, layer_type):
+    """inv_freq of the model's own function, None where it has none that takes this configuration."""
+    rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    if rope.get("rope_type", "default") != "default":
+        compute = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
+    else:
+        name = type(config).__module__.replace("configuration_", "modeling_")
+        if importlib.util.find_spec(name) is None:
+            return None
+        module = importlib.import_module(name)
+        rotaries = [
+            cls.compute_default_rope_parameters
+            for _, cls in inspect.getmembers(module, inspect.isclass)
+            if cls.__module__ == name and hasattr(cls, "compute_default_rope_parameters")
+        ]
+        own = [
+            function
+            for function in rotaries
+            if type(config).__name__ in str(inspect.signature(function).parameters["config"].annotation)
+        ]
+        if not own:
+            return None
+        compute = own[0]
+    if getattr(config, "is_heterogeneous", False):
+        layer = config.per_layer_config[config.layer_types.index(layer_type)]
+        layer.rope_parameters = config.rope_parameters
+        config = layer
+    return compute(config, **({} if layer_type is None else {"layer_type": layer_type}))
+
+
+def readings(config, layer_type, *sources):
+    """Checks that every source reads as the configuration does, which says it in all its keys."""
+    for source in sources:
+        rope = assert_same(source, config, layer_type)
+    return rope
+
+
+MODEL_TYPES = sorted(set(config_classes()) - OTHER_WIDTHS)
+
+
+def test_the_walk_finds_the_model_types():
+    assert len(MODEL_TYPES) > 150
+    assert {"llama", "gemma3_text", "gpt_neox", "gptj", "falcon", "qwen3_vl_text", "gpt_oss"} <= set(MODEL_TYPES)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_defaults_of_every_model_type(model_type):
+    cls = config_classes()[model_type]
+    sizes = {"hidden_size": 1024, "num_attention_heads": 8} if model_type in ODD_BY_DEFAULT else {}
+    config = cls(**sizes)
+    minimal = {"model_type": model_type, **sizes}
+    stripped = without_rope_keys(config.to_dict()) | {"model_type": model_type}
+    for layer_type in layer_types_of(config):
+        if model_type in REFUSED:
+            for source in (config, minimal, stripped):
+                with pytest.raises(ValueError, match=REFUSED[model_type]):
+                    read_rope(source, layer_type)
+            continue
+        rope = readings(config, layer_type, stripped, minimal)
+        if rope_of(config) and (table := their_table(config, layer_type)):
+            ours, magnitude = scaling.frequencies(rope.rotary_dim, rope.base, rope.scaling, exact=False)
+            assert_bits(ours, table[0])
+            assert magnitude == table[1]
+
+
+def built(cls, **keys):
+    """The configuration, None where the class refuses such keys."""
+    try:
+        return cls(**keys)
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("model_type", sorted(set(MODEL_TYPES) - set(REFUSED) - ODD_WHEN_RESIZED))
+def test_sizes_and_a_scaling_without_base(model_type):
+    cls = config_classes()[model_type]
+    sizes = {"hidden_size": 1536, "num_attention_heads": 4}
+    config = built(cls, **sizes)
+    if config is not None:
+        for layer_type in layer_types_of(config):
+            readings(config, layer_type, {"model_type": model_type, **sizes})
+    keys = {"hidden_size": 1024, "num_attention_heads": 8, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    config = built(cls, **copy.deepcopy(keys))
+    if config is None or rope_of(config) is None:
+        return
+    source = {"model_type": model_type, **keys}
+    if layer_types_of(config) == [None] and LAYERED_DEFAULTS.get(model_type):
+        with pytest.raises(ValueError, match="has a rope dict for each layer type: expected rope_parameters"):
+            read_rope(source)
+        return
+    for layer_type in layer_types_of(config):
+        readings(config, layer_type, source)
+
+
+COMPOSITES = sorted(
+    model_type
+    for model_type in CONFIG_MAPPING
+    if model_type not in config_classes() and text_part_of(model_type) in set(MODEL_TYPES) - set(REFUSED)
+)
+
+
+@pytest.mark.parametrize("model_type", COMPOSITES)
+def test_composite_models_are_read_for_their_text(model_type):
+    cls = CONFIG_MAPPING[model_type]
+    stripped = without_rope_keys(cls().to_dict()) | {"model_type": model_type}
+    config = cls.from_dict(copy.deepcopy(stripped))
+    text = config.get_text_config()
+    for layer_type in layer_types_of(text):
+        if text.model_type in ODD_BY_DEFAULT:
+            with pytest.raises(ValueError, match="even rotary width"):
+                read_rope(stripped, layer_type)
+        else:
+            readings(text, layer_type, stripped, config)
+
+
+def test_a_composite_model_without_sizes_names_the_missing_keys():
+    with pytest.raises(ValueError, match="without hidden_size and num_attention_heads: give head_dim"):
+        read_rope({"model_type": "llava"})
+    flat = {"model_type": "qwen2_vl", "hidden_size": 1024, "num_attention_heads": 8}
+    assert (read_rope(flat).base, read_rope(flat).head_dim) == (1e6, 128)
+
+
+def test_gemma_3_as_published():
+    text = {"hidden_size": 2560, "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    for part in (text, text | {"model_type": "gemma3_text"}):
+        config = {"model_type": "gemma3", "text_config": part}
+        with pytest.raises(ValueError, match="give layer_type"):
+            read_rope(config)
+        full, sliding = read_rope(config, "full_attention"), read_rope(config, "sliding_attention")
+        assert (full.head_dim, full.base, full.scaling) == (256, 1e6, scaling.Linear(8))
+        assert (sliding.head_dim, sliding.base, sliding.scaling) == (256, 1e4, None)
+
+
+def test_keys_of_the_file_go_before_the_defaults():
+    assert read_rope({"model_type": "mixtral", "rope_theta": 5e5}).base == 5e5
+    for key in ("rotary_pct", "partial_rotary_factor"):
+        assert read_rope({"model_type": "gpt_neox", key: 0.5}).rotary_dim == 48
+    assert read_rope({"model_type": "stablelm", "rope_pct": 0.5}).rotary_dim == 40
+    assert read_rope({"model_type": "gptj", "rotary_dim": None}).rotary_dim == 256
+    assert read_rope({"model_type": "qwen3", "head_dim": None}).head_dim == 128
+    full = read_rope({"model_type": "gemma3_text", "rope_theta": 5e5}, "full_attention")
+    assert full.base == 5e5
+    nested = {"sliding_attention": {"rope_theta": 7.0}}
+    assert read_rope({"model_type": "gemma3_text", "rope_parameters": nested}, "sliding_attention").base == 7.0
+    assert read_rope({"model_type": "gemma3_text", "rope_parameters": nested}, "full_attention").base == 1e6
+
+
+def test_an_unknown_model_type_has_no_defaults_of_a_class():
+    rope = read_rope({"model_type": "new_model", "hidden_size": 512, "num_attention_heads": 8, "rope_scaling": None})
+    assert (rope.base, rope.head_dim, rope.rotary_dim) == (1e4, 64, 64)
+    with pytest.raises(ValueError, match="has no rotary embedding"):
+        read_rope({"model_type": "new_model", "hidden_size": 512, "num_attention_heads": 8})
+
+
+def test_falcon_with_alibi_has_no_rotary_embedding():
+    assert read_rope({"model_type": "falcon"}).head_dim == 64
+    with pytest.raises(ValueError, match="alibi, no rotary embedding"):
+        read_rope({"model_type": "falcon", "alibi": True})
+
+
+@pytest.mark.parametrize("config", [None, "x", 5, [], b"x"], ids=repr)
+def test_what_is_no_configuration_is_refused_with_the_accepted_kinds(config):
+    with pytest.raises(TypeError, match=r"a transformers configuration, its dict \(config.json\) or a rope dict"):
+        Rotary.from_hf(config)
+
+
+def test_values_of_another_kind_name_their_key():
+    rope = {"type": "longrope", "short_factor": [1.0, "a"], "long_factor": [1.0], "factor": 2.0}
+    with pytest.raises(TypeError, match="expected 'short_factor' to be a list of numbers, but it has 'a'"):
+        Rotary.from_hf(rope, head_dim=8)
+    for key in ("rope_theta", "hidden_size", "head_dim"):
+        with pytest.raises(TypeError, match=f"expected '{key}'.* to be a number, but got '64'"):
+            read_rope({"model_type": "llama", key: "64"})
+
+
+def test_a_layer_type_that_the_configuration_does_not_list():
+    config = {"model_type": "qwen3", "layer_types": ["full_attention"]}
+    assert read_rope(config, "full_attention").base == 1e4
+    with pytest.raises(ValueError, match=r"layer_types \['full_attention'\], but got 'nonsense'"):
+        read_rope(config, "nonsense")
+    assert read_rope({"rope_theta": 5.0}, "nonsense", head_dim=8).base == 5.0
+
+
+def test_a_list_of_parts_layer_by_layer_is_refused():
+    with pytest.raises(ValueError, match="partial_rotary_factors, one for each layer, needs rope_parameters"):
+        read_rope({"model_type": "step3p5", "partial_rotary_factors": [0.5, 1.0]})
