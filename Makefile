@@ -110,8 +110,10 @@ else
 comma := ,
 SANITIZED := build/sanitize-$(subst $(comma),-,$(SANITIZE))-torch-$(TORCH)
 test: system $(TORCH_STAMP)
-	cmake -S . -B $(SANITIZED) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSENC_SANITIZE=$(SANITIZE) -DPOSENC_BUILD_PYTHON=OFF \
-	  -DPOSENC_BUILD_EXAMPLES=OFF -DCMAKE_PREFIX_PATH="$$($(PY) -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')"
+	[[ -e $(SANITIZED)/CMakeCache.txt ]] || ! command -v ninja >/dev/null || export CMAKE_GENERATOR=Ninja; \
+	torch="$$($(PY) -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')"; \
+	cmake -S . -B $(SANITIZED) -DPOSENC_SANITIZE=$(SANITIZE) -DPOSENC_BUILD_PYTHON=OFF -DPOSENC_BUILD_EXAMPLES=OFF \
+	  -DCMAKE_PREFIX_PATH="$$torch"
 	cmake --build $(SANITIZED) --parallel $(or $(MAX_JOBS),$(JOBS))
 	ctest --test-dir $(SANITIZED) --output-on-failure
 endif

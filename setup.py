@@ -18,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 # Peak of a compiler on the heaviest torch headers.
-_BYTES_PER_JOB = 2 * 1024**3
+_KILOBYTES_PER_JOB = 2 * 1024**2
 
 
 def torch_requirement() -> str:
@@ -37,8 +37,9 @@ def jobs() -> int:
             if not value.isdigit() or int(value) < 1:
                 sys.exit(f"{name} must be a positive whole number, but is {value!r}")
             return int(value)
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // _BYTES_PER_JOB))
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    [available] = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return max(1, min(len(os.sched_getaffinity(0)), available // _KILOBYTES_PER_JOB))
 
 
 class CMakeBuild(build_ext):
@@ -53,23 +54,25 @@ class CMakeBuild(build_ext):
         configure = [
             *("cmake", "-S", str(ROOT), "-B", str(build), f"-DPython_EXECUTABLE={sys.executable}"),
             f"-DPOSENC_BIND_TORCH={'ON' if editable else 'OFF'}",
-            *("-DPOSENC_BUILD_TESTS=OFF", "-DPOSENC_BUILD_EXAMPLES=OFF"),
+            *("-DPOSENC_BUILD_TESTS=OFF", "-DPOSENC_BUILD_EXAMPLES=OFF", "-DPOSENC_BUILD_BENCHMARKS=OFF"),
             *shlex.split(os.environ.get("POSENC_CMAKE_ARGS", "")),
         ]
         if shutil.which("ninja") and not (build / "CMakeCache.txt").exists():
             configure.append("-GNinja")
         if os.environ.get("FORCE_CUDA", "0") != "0":
             print("posenc: FORCE_CUDA is set, but posenc has no CUDA kernels; building for the CPU", file=sys.stderr)
+        self._step(configure)
+        self._step(["cmake", "--build", str(build), "--parallel", str(jobs())])
         # Headers that are gone from the sources must not stay behind.
         shutil.rmtree(package / "include", ignore_errors=True)
-        steps = [configure, ["cmake", "--build", str(build), "--parallel", str(jobs())]]
         for component in ("library", "python"):
-            steps.append(["cmake", "--install", str(build), "--prefix", str(package), "--component", component])
-        for step in steps:
-            silent = self.distribution.verbose == 0 and "--build" not in step
-            done = subprocess.run(step, stdout=subprocess.DEVNULL if silent else None)
-            if done.returncode != 0:
-                sys.exit(f"posenc: the build stopped in `{shlex.join(step)}`")
+            self._step(["cmake", "--install", str(build), "--prefix", str(package), "--component", component])
+
+    def _step(self, command: list[str]) -> None:
+        silent = self.distribution.verbose == 0 and "--build" not in command
+        done = subprocess.run(command, stdout=subprocess.DEVNULL if silent else None)
+        if done.returncode != 0:
+            sys.exit(f"posenc: the build stopped in `{shlex.join(command)}`")
 
     def get_outputs(self) -> list[str]:
         return []
