@@ -1,4 +1,4 @@
-# cmake -DREADELF=... -DLIBRARY=... -DTORCH_DIR=... -DFORBIDDEN=FOLDER -P library.cmake: what libposenc needs of others.
+# cmake -DREADELF=... -DLIBRARY=... -DTORCH_DIR=... -P library.cmake: what libposenc needs of others.
 cmake_minimum_required(VERSION 3.22)
 
 execute_process(COMMAND "${READELF}" -d "${LIBRARY}" OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)

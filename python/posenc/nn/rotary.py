@@ -70,13 +70,15 @@ class RotaryEncoding(Encoding):
     def _rotate(
         self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        # The dispatcher ops themselves: at T = 1 each layer of Python in between is felt.
+        # The dispatcher ops themselves, and few steps in between: at T = 1 each layer of Python is felt.
         inv_freq = self._frequencies_for(q, positions, offset, seq_len)
-        options = self._op_options
-        options = options | ({"offsets": offset} if isinstance(offset, Tensor) else {"offset": offset})
+        if isinstance(offset, Tensor):
+            if k is None:
+                return _rotary(q, positions, inv_freq, offsets=offset, **self._op_options)
+            return _rotary_qk(q, k, positions, inv_freq, offsets=offset, **self._op_options)
         if k is None:
-            return _rotary(q, positions, inv_freq, **options)
-        return _rotary_qk(q, k, positions, inv_freq, **options)
+            return _rotary(q, positions, inv_freq, offset=offset, **self._op_options)
+        return _rotary_qk(q, k, positions, inv_freq, offset=offset, **self._op_options)
 
     def _frequencies_for(
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
@@ -97,6 +99,7 @@ class ScaledRotaryEncoding(RotaryEncoding):
     base: float
     exact: bool
     seq_len: int | None
+    learnable = False
 
     def _set_scaling(self, scaling: Scaling) -> None:
         self.scaling = scaling
@@ -106,6 +109,8 @@ class ScaledRotaryEncoding(RotaryEncoding):
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor:
         inv_freq = self.inv_freq
+        if self.learnable:
+            inv_freq = at_least_float(inv_freq)
         if seq_len is not None and seq_len < 1:
             raise ValueError(f"{type(self).__name__}: expected seq_len to be at least 1, but got {seq_len}")
         if self._encoded_scaling is not None:
@@ -249,13 +254,6 @@ class Rotary(ScaledRotaryEncoding):
             parts.append(f"seq_len={self.seq_len}")
         parts.append(f"learnable={self.learnable}")
         return ", ".join(parts)
-
-    def _frequencies_for(
-        self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
-    ) -> Tensor:
-        if self.learnable:
-            return at_least_float(self.inv_freq)
-        return super()._frequencies_for(q, positions, offset, seq_len)
 
 
 def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
