@@ -262,7 +262,8 @@ std::tuple<Tensor, Tensor> rotary_tables_cpu(const OptionalTensor& positions, co
   if (!o.exact()) {
     return reference::rotary_tables(positions, inv_freq, o);
   }
-  const auto sizes = C10_AS_INTARRAYREF_SLOW(table_sizes(shape, positions, o));
+  const auto symbolic_sizes = table_sizes(shape, positions, o);
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(symbolic_sizes);
   const at::ScalarType made = o.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor cos = at::empty(sizes, inv_freq.options().dtype(made));
   const Tensor sin = at::empty(sizes, inv_freq.options().dtype(made));

@@ -164,7 +164,7 @@ def test_same_files_are_held_out_in_both_languages(programs, tmp_path):
     (folder / "link").symlink_to(folder / "b.txt")
     (folder / "dangling").symlink_to(folder / "nothing")
     for language, run in programs.items():
-        outcome = run(*TINY, "--data", folder, "--steps", 1, "--windows", 2, "--out", tmp_path / language)
+        outcome = run(*TINY, *BRIEF, "--data", folder, "--steps", 1, "--out", tmp_path / language)
         assert outcome.status == 0, outcome.errors
     python, cpp = numbers(tmp_path / "python"), numbers(tmp_path / "c++")
     assert python["data"] == cpp["data"]
