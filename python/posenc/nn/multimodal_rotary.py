@@ -118,9 +118,5 @@ class MultimodalRotary(ScaledRotaryEncoding):
             f"{self.head_dim}, {self.sections}, rotary_dim={self.rotary_dim}, base={self.base}, "
             f"interleaved={self.interleaved}, interleaved_sections={self.interleaved_sections}"
         ]
-        if self.scaling is not None:
-            parts.append(f"scaling={self.scaling!r}")
-        parts.append(f"exact={self.exact}")
-        if self.seq_len is not None:
-            parts.append(f"seq_len={self.seq_len}")
+        parts += self._scaling_parts()
         return ", ".join(parts)

@@ -105,6 +105,12 @@ class ScaledRotaryEncoding(RotaryEncoding):
         self.scaling = scaling
         self._encoded_scaling = _C.scaling.encode(scaling) if _C.scaling.depends_on_length(scaling) else None
 
+    def _scaling_parts(self) -> list[str]:
+        """What extra_repr says of the scaling."""
+        parts = [] if self.scaling is None else [f"scaling={self.scaling!r}"]
+        parts.append(f"exact={self.exact}")
+        return parts if self.seq_len is None else [*parts, f"seq_len={self.seq_len}"]
+
     def _frequencies_for(
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor:
@@ -247,11 +253,7 @@ class Rotary(ScaledRotaryEncoding):
     def extra_repr(self) -> str:
         """The options."""
         parts = [f"{self.head_dim}, rotary_dim={self.rotary_dim}, base={self.base}, interleaved={self.interleaved}"]
-        if self.scaling is not None:
-            parts.append(f"scaling={self.scaling!r}")
-        parts.append(f"exact={self.exact}")
-        if self.seq_len is not None:
-            parts.append(f"seq_len={self.seq_len}")
+        parts += self._scaling_parts()
         parts.append(f"learnable={self.learnable}")
         return ", ".join(parts)
 
