@@ -157,6 +157,36 @@ inline bool any_nan(const Vf& a, const Vf& b) {
 #endif
 }
 
+/// The sum of all lanes.
+inline float sum_lanes(const Vf& v) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return _mm512_reduce_add_ps(v);
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256 x = v;
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+#else
+  alignas(64) float lanes[Vf::size()];
+  v.store(lanes);
+  float sum = 0.0f;
+  for (const float x : lanes) {
+    sum += x;
+  }
+  return sum;
+#endif
+}
+
+inline double sum_lanes(const Vd& v) {
+  alignas(64) double lanes[Vd::size()];
+  v.store(lanes);
+  double sum = 0.0;
+  for (const double x : lanes) {
+    sum += x;
+  }
+  return sum;
+}
+
 /// The upper halves of 32-bit lanes, those of `even` in the even and those of `odd` in the odd 16-bit lanes.
 inline Vi join_upper_halves(const Vi& even, const Vi& odd) {
 #if defined(CPU_CAPABILITY_AVX512)

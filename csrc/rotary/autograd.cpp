@@ -3,9 +3,8 @@
 
 #include "rotary/checks.h"
 #include "rotary/reference.h"
+#include "transforms.h"
 
-#include <ATen/FuncTorchTLS.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -18,17 +17,9 @@ using torch::autograd::variable_list;
 bool wants_gradient(const Tensor& t) { return at::GradMode::is_enabled() && t.requires_grad(); }
 bool wants_gradient(const OptionalTensor& t) { return t && wants_gradient(*t); }
 
-bool has_tangent(const Tensor& t) { return t._fw_grad(0).defined(); }
-
-/// True under torch.func transforms and forward-mode AD, where a C++ autograd::Function raises.
 bool transformed(std::initializer_list<std::reference_wrapper<const Tensor>> inputs) {
-  using c10::DispatchKey;
-  if (at::functorch::functorchTLSAccessor() &&
-      (c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerBackMode) ||
-       c10::impl::tls_is_dispatch_key_included(DispatchKey::FuncTorchDynamicLayerFrontMode))) {
-    return true;
-  }
-  return std::any_of(inputs.begin(), inputs.end(), [](const Tensor& t) { return has_tangent(t); });
+  return under_transforms() ||
+         std::any_of(inputs.begin(), inputs.end(), [](const Tensor& t) { return has_tangent(t); });
 }
 
 const Tensor& value_or(const OptionalTensor& t, const Tensor& other) { return t ? *t : other; }

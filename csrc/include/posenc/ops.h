@@ -16,6 +16,7 @@
 /// Errors: c10::ValueError (Python ValueError) for shapes and values, c10::TypeError for dtypes.
 
 #include <posenc/export.h>
+#include <posenc/ops_attention.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>

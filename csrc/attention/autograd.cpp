@@ -1,0 +1,172 @@
+/// Derivatives of the attention ops, and their behaviour under autocast. The backward is an op of its own; its own
+/// derivatives, and torch.func's, come from the reference form.
+
+#include "attention/checks.h"
+#include "attention/reference.h"
+#include "attention/registration.h"
+#include "transforms.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+namespace posenc::attention_ops {
+namespace {
+
+using reference::Mode;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool wants_gradient(const OptionalTensor& t) { return at::GradMode::is_enabled() && t && t->requires_grad(); }
+
+bool transformed(const Call& c) {
+  return under_transforms() ||
+         std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return has_tangent(t); });
+}
+
+OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
+
+template <typename Op>
+struct Attend : torch::autograd::Function<Attend<Op>> {
+  static constexpr bool is_traceable = true;
+
+  template <typename... Inputs>
+  static variable_list forward(AutogradContext* ctx, const Call& c, const Inputs&...) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    ctx->set_materialize_grads(false);
+    auto [out, lse, seed, state] = call_forward<Op>(c);
+    variable_list saved;
+    for (const auto& input : c.inputs) {
+      saved.push_back(input.value_or(Tensor()));
+    }
+    for (const auto* other : {&c.key_mask, &c.segment_ids, &c.q_positions, &c.k_positions}) {
+      saved.push_back(other->value_or(Tensor()));
+    }
+    saved.insert(saved.end(), {out, lse, seed});
+    saved.insert(saved.end(), state.begin(), state.end());
+    const auto dtype = c.query().scalar_type();
+    const bool rounds = out.scalar_type() != dtype;
+    ctx->save_for_backward(saved);
+    ctx->saved_data["is_causal"] = c.is_causal;
+    ctx->saved_data["scale"] = c.scale;
+    ctx->saved_data["window"] = c.window;
+    ctx->saved_data["dropout_p"] = c.dropout_p;
+    ctx->saved_data["scale_position_logits"] = c.scale_position_logits;
+    ctx->saved_data["threshold"] = c.threshold;
+    return {rounds ? out.to(dtype) : out, lse};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    variable_list result(1 + kSlots);
+    if (!grads[0].defined() && !grads[1].defined()) {
+      return result;
+    }
+    const auto saved = ctx->get_saved_variables();
+    Call c{.op = ""};
+    Saved s;
+    // The inputs of apply() that were tensors, in order, after the Call.
+    for (int64_t slot = 0, edge = 0; slot < kSlots; ++slot) {
+      c.inputs[slot] = optional(saved[slot]);
+      if (c.inputs[slot] && ctx->needs_input_grad(edge++)) {
+        s.wanted.push_back(slot);
+      }
+    }
+    c.key_mask = optional(saved[kSlots]);
+    c.segment_ids = optional(saved[kSlots + 1]);
+    c.q_positions = optional(saved[kSlots + 2]);
+    c.k_positions = optional(saved[kSlots + 3]);
+    c.is_causal = ctx->saved_data["is_causal"].toBool();
+    c.scale = ctx->saved_data["scale"].toOptional<double>();
+    c.window = ctx->saved_data["window"].toOptional<int64_t>();
+    c.dropout_p = ctx->saved_data["dropout_p"].toDouble();
+    c.scale_position_logits = ctx->saved_data["scale_position_logits"].toBool();
+    c.threshold = ctx->saved_data["threshold"].toInt();
+    s.out = saved[kSlots + 4];
+    s.lse = saved[kSlots + 5];
+    s.seed = saved[kSlots + 6];
+    s.state.assign(saved.begin() + kSlots + 7, saved.end());
+    s.grad_out = grads[0].defined() ? grads[0] : at::zeros_like(s.out);
+    s.grad_lse = optional(grads[1]);
+    const auto gradients = call_backward<Op>(s, c);
+    for (size_t i = 0; i < s.wanted.size(); ++i) {
+      result[1 + s.wanted[i]] = gradients[i];
+    }
+    return result;
+  }
+};
+
+template <typename Op>
+OutAndLse attention_autograd(const Call& c) {
+  if (transformed(c)) {
+    check(c);
+    auto [out, lse, seed, state] = reference::forward(c, Mode::kComposite);
+    return {out.to(c.query().scalar_type()), std::move(lse)};
+  }
+  if (std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return wants_gradient(t); })) {
+    const auto results = std::apply([&](const auto&... inputs) { return Attend<Op>::apply(c, inputs...); }, c.inputs);
+    return {results[0], results[1]};
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  return call_public<Op>(c);
+}
+
+template <typename Op>
+Forward forward_autograd(const Call& c) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  return call_forward<Op>(c);
+}
+
+template <typename Op>
+std::vector<Tensor> backward_autograd(const Saved& s, const Call& c) {
+  const bool differentiated =
+      wants_gradient(s.grad_out) || wants_gradient(s.grad_lse) ||
+      std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return wants_gradient(t); });
+  if (differentiated || transformed(c)) {
+    check(c);
+    return reference::backward(s, c, Mode::kComposite);
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  return call_backward<Op>(s, c);
+}
+
+template <typename Op>
+void register_autograd(torch::Library& m, const char* name) {
+  m.impl(name, &Flat<Op>::template forward<attention_autograd<Op>>);
+  m.impl(c10::str("_", name, "_forward").c_str(), &Flat<Op>::template forward<forward_autograd<Op>>);
+  m.impl(c10::str("_", name, "_backward").c_str(), &Flat<Op>::template backward<backward_autograd<Op>>);
+}
+
+TORCH_LIBRARY_IMPL(posenc, Autograd, m) {
+  register_autograd<Dot>(m, "attention");
+  register_autograd<Relative>(m, "relative_attention");
+  register_autograd<Cope>(m, "cope_attention");
+  register_autograd<Piecewise>(m, "piecewise_attention");
+}
+
+/// Casts queries, keys and values as torch's scaled_dot_product_attention does; tables and biases stay as they are.
+template <typename Op, c10::DispatchKey key, c10::DeviceType device>
+OutAndLse attention_autocast(const Call& c) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
+  const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
+  Call cast = c;
+  for (const Slot slot : {kQuery, kKey, kValue, kFarQuery, kFarKey, kGateKey}) {
+    cast.inputs[slot] = at::autocast::cached_cast(dtype, c.inputs[slot], device);
+  }
+  return call_public<Op>(cast);
+}
+
+template <c10::DispatchKey key, c10::DeviceType device>
+void register_autocast(torch::Library& m) {
+  m.impl("attention", &Flat<Dot>::forward<attention_autocast<Dot, key, device>>);
+  m.impl("relative_attention", &Flat<Relative>::forward<attention_autocast<Relative, key, device>>);
+  m.impl("cope_attention", &Flat<Cope>::forward<attention_autocast<Cope, key, device>>);
+  m.impl("piecewise_attention", &Flat<Piecewise>::forward<attention_autocast<Piecewise, key, device>>);
+}
+
+TORCH_LIBRARY_IMPL(posenc, AutocastCPU, m) { register_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>(m); }
+TORCH_LIBRARY_IMPL(posenc, Autocast, m) { register_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>(m); }
+
+}  // namespace
+}  // namespace posenc::attention_ops

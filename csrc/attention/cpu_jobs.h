@@ -1,0 +1,261 @@
+#pragma once
+
+/// From the tensors of a call to the jobs of the kernels: what the forward, decode and backward files share.
+
+#include "attention/call.h"
+#include "attention/kernel.h"
+#include "attention/workspace.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace posenc::attention_ops {
+
+inline const ForwardKernels& forward_kernels() {
+  static const ForwardKernels& table = POSENC_SELECT_KERNELS(attention_forward_kernels);
+  return table;
+}
+inline const BackwardKernels& backward_kernels() {
+  static const BackwardKernels& table = POSENC_SELECT_KERNELS(attention_backward_kernels);
+  return table;
+}
+
+inline const DecodeKernels& decode_kernels() {
+  static const DecodeKernels& table = POSENC_SELECT_KERNELS(attention_decode_kernels);
+  return table;
+}
+
+/// The kernels for one computing type.
+template <typename T>
+struct KernelsOf;
+template <>
+struct KernelsOf<float> {
+  static int64_t lanes() { return forward_kernels().float_lanes; }
+  static constexpr auto pack = [](auto&&... a) { forward_kernels().pack_float(a...); };
+  static constexpr auto unpack = [](auto&&... a) { forward_kernels().unpack_float(a...); };
+  static constexpr auto forward = [](auto&&... a) { forward_kernels().forward_float(a...); };
+  static constexpr auto forward_workspace = [](auto... a) { return forward_kernels().workspace_float(a...); };
+  static constexpr auto decode = [](auto&&... a) { decode_kernels().decode_float(a...); };
+  static constexpr auto decode_workspace = [](auto... a) { return decode_kernels().workspace_float(a...); };
+  static constexpr auto backward = [](auto&&... a) { backward_kernels().backward_float(a...); };
+  static constexpr auto backward_workspace = [](auto... a) { return backward_kernels().workspace_float(a...); };
+};
+template <>
+struct KernelsOf<double> {
+  static int64_t lanes() { return forward_kernels().double_lanes; }
+  static constexpr auto pack = [](auto&&... a) { forward_kernels().pack_double(a...); };
+  static constexpr auto unpack = [](auto&&... a) { forward_kernels().unpack_double(a...); };
+  static constexpr auto forward = [](auto&&... a) { forward_kernels().forward_double(a...); };
+  static constexpr auto forward_workspace = [](auto... a) { return forward_kernels().workspace_double(a...); };
+  static constexpr auto decode = [](auto&&... a) { decode_kernels().decode_double(a...); };
+  static constexpr auto decode_workspace = [](auto... a) { return decode_kernels().workspace_double(a...); };
+  static constexpr auto backward = [](auto&&... a) { backward_kernels().backward_double(a...); };
+  static constexpr auto backward_workspace = [](auto... a) { return backward_kernels().workspace_double(a...); };
+};
+
+/// Multiplications below which one core finishes sooner than a second one wakes up.
+inline constexpr double kSerialProducts = 1e6;
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline ElementType element_type(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return ElementType::kFloat;
+    case at::kDouble:
+      return ElementType::kDouble;
+    case at::kBFloat16:
+      return ElementType::kBFloat16;
+    default:
+      return ElementType::kHalf;
+  }
+}
+
+inline const void* address(const Tensor& x, int64_t element) {
+  return static_cast<const char*>(x.const_data_ptr()) + element * static_cast<int64_t>(x.element_size());
+}
+inline void* mutable_address(const Tensor& x, int64_t element) {
+  return static_cast<char*>(x.mutable_data_ptr()) + element * static_cast<int64_t>(x.element_size());
+}
+
+/// Rows of one head of x (B, heads, T, width), from row `first` on.
+inline ConstRows rows_of(const Tensor& x, int64_t batch, int64_t head, int64_t first = 0) {
+  return {address(x, batch * x.stride(0) + head * x.stride(1) + first * x.stride(2)), x.stride(2), x.stride(3),
+          element_type(x)};
+}
+inline MutableRows mutable_rows_of(const Tensor& x, int64_t batch, int64_t head, int64_t first = 0) {
+  return {mutable_address(x, batch * x.stride(0) + head * x.stride(1) + first * x.stride(2)), x.stride(2), x.stride(3),
+          element_type(x)};
+}
+
+/// Longer than any sequence, and short enough to add to a position.
+inline constexpr int64_t kLongestWindow = int64_t{1} << 60;
+
+/// What a call says of visibility and biases, as memory that jobs point into.
+template <typename T>
+class Rules {
+ public:
+  explicit Rules(const Call& c)
+      : c_(c), heads_(c.query().size(1)), queries_(c.query().size(2)), keys_(c.key().size(2)) {
+    const auto by_row = [&](const OptionalTensor& x, at::ScalarType type) {
+      return x ? (x->dim() == 1 ? x->unsqueeze(0) : *x).to(type).contiguous() : Tensor();
+    };
+    key_mask_ = by_row(c.key_mask, at::kBool);
+    segments_ = by_row(c.segment_ids, at::kLong);
+    offset_ = keys_ - queries_;
+    if (c.q_positions || c.k_positions) {
+      const auto counted = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
+      Tensor q = c.q_positions.value_or(at::arange(keys_ - queries_, keys_, counted));
+      Tensor k = c.k_positions.value_or(at::arange(keys_, counted));
+      if (!at::isFloatingType(q.scalar_type()) && !at::isFloatingType(k.scalar_type())) {
+        // Differences alone matter; from the first key on they fit a double whatever the positions count.
+        const int64_t base = k.flatten()[0].item<int64_t>();
+        q = q.to(at::kLong) - base;
+        k = k.to(at::kLong) - base;
+      }
+      q_positions_ = by_row(q, at::kDouble);
+      k_positions_ = by_row(k, at::kDouble);
+      drop_consecutive_positions();
+    }
+    if (c.has(kSlopes)) {
+      const Tensor& slopes = c[kSlopes];
+      slopes_ = slopes.to(at::kDouble).expand({c.query().size(0), heads_}).contiguous();
+    }
+    if (c.has(kDistanceBias)) {
+      table_ = c[kDistanceBias].to(c10::CppTypeToScalarType<T>::value).contiguous();
+    }
+    if (c.has(kBias)) {
+      bias_ = c[kBias].expand({c.query().size(0), heads_, queries_, keys_});
+    }
+  }
+
+  Visibility visibility(int64_t batch) const {
+    Visibility v{};
+    v.queries = queries_;
+    v.keys = keys_;
+    v.causal = c_.is_causal;
+    v.window = std::min(c_.window.value_or(0), kLongestWindow);
+    v.offset = offset_;
+    const auto row = [&](const Tensor& x) { return x.size(0) == 1 ? 0 : batch * x.size(1); };
+    if (q_positions_.defined()) {
+      v.q_positions = q_positions_.const_data_ptr<double>() + row(q_positions_);
+      v.k_positions = k_positions_.const_data_ptr<double>() + row(k_positions_);
+    }
+    v.key_mask = key_mask_.defined() ? key_mask_.const_data_ptr<bool>() + row(key_mask_) : nullptr;
+    v.segments = segments_.defined() ? segments_.const_data_ptr<int64_t>() + row(segments_) : nullptr;
+    return v;
+  }
+
+  ScoreBias<T> bias(int64_t batch, int64_t head) const {
+    ScoreBias<T> b{};
+    if (slopes_.defined()) {
+      b.slope = slopes_.const_data_ptr<double>()[batch * heads_ + head];
+    }
+    if (table_.defined()) {
+      b.radius = (table_.size(1) - 1) / 2;
+      b.table = table_.const_data_ptr<T>() + head * table_.size(1);
+    }
+    if (bias_.defined()) {
+      b.bias = rows_of(bias_, batch, head);
+    }
+    return b;
+  }
+
+  int64_t table_entries() const { return table_.defined() ? table_.size(1) : 0; }
+
+ private:
+  /// Positions that count up by one, equally in all rows, need no array: only their difference matters.
+  void drop_consecutive_positions() {
+    const auto start = [](const Tensor& x) -> std::optional<double> {
+      const double* p = x.const_data_ptr<double>();
+      for (int64_t i = 0; i < x.numel(); ++i) {
+        if (p[i] != p[0] + static_cast<double>(i % x.size(1))) {
+          return std::nullopt;
+        }
+      }
+      return x.numel() == 0 || p[0] != std::floor(p[0]) ? std::nullopt : std::optional<double>(p[0]);
+    };
+    const auto q = start(q_positions_), k = start(k_positions_);
+    if (q && k && std::abs(*q - *k) < 1e15) {
+      offset_ = static_cast<int64_t>(*q - *k);
+      q_positions_.reset();
+      k_positions_.reset();
+    }
+  }
+
+  const Call& c_;
+  int64_t heads_, queries_, keys_, offset_;
+  Tensor key_mask_, segments_, q_positions_, k_positions_, slopes_, table_, bias_;
+};
+
+/// Keys or values of one head after another as packed rows: where they lie if that serves, else in a copy of one head.
+template <typename T>
+class HeadRows {
+ public:
+  HeadRows(const Tensor& x, bool walked_often)
+      : x_(x), padded_(ceil_div(x.size(3), KernelsOf<T>::lanes()) * KernelsOf<T>::lanes()) {
+    const bool readable =
+        x.scalar_type() == c10::CppTypeToScalarType<T>::value && x.stride(3) == 1 && padded_ == x.size(3);
+    in_place_ = readable && (x.stride(2) == x.size(3) || !walked_often);
+  }
+  int64_t padded() const { return padded_; }
+
+  PackedRows<T> head(int64_t batch, int64_t head, ThreadMemory& memory) {
+    if (in_place_) {
+      return {static_cast<const T*>(rows_of(x_, batch, head).data), x_.stride(2)};
+    }
+    T* copy = memory.get<T>(std::max<int64_t>(1, x_.size(2) * padded_));
+    if (batch != batch_ || head != head_) {
+      KernelsOf<T>::pack(rows_of(x_, batch, head), x_.size(2), x_.size(3), padded_, copy);
+      batch_ = batch;
+      head_ = head;
+    }
+    return {copy, padded_};
+  }
+
+ private:
+  const Tensor& x_;
+  int64_t padded_;
+  bool in_place_;
+  int64_t batch_ = -1, head_ = -1;
+};
+
+/// Memory that a thread keeps from call to call.
+struct Memory {
+  ThreadMemory workspace, key, value, grad_key, grad_value;
+};
+inline Memory& thread_memory() {
+  thread_local Memory memory;
+  return memory;
+}
+
+struct Sizes {
+  explicit Sizes(const Call& c)
+      : batch(c.query().size(0)),
+        heads(c.query().size(1)),
+        groups(c.key().size(1)),
+        share(heads / groups),
+        queries(c.query().size(2)),
+        keys(c.key().size(2)),
+        width(c.query().size(3)),
+        value_width(c.value().size(3)),
+        tiles(ceil_div(queries, kTileQueries)) {}
+  /// Multiplications of the forward pass, without what is hidden.
+  double products() const {
+    return static_cast<double>(batch * heads) * static_cast<double>(queries) * static_cast<double>(keys) *
+           static_cast<double>(width + value_width);
+  }
+  int64_t batch, heads, groups, share, queries, keys, width, value_width, tiles;
+};
+
+/// The i-th tile of queries in an order whose every stretch has early and late ones, which under causality cost
+/// unequally.
+inline int64_t mixed_tile(int64_t i, int64_t tiles) { return i % 2 == 0 ? i / 2 : tiles - 1 - i / 2; }
+
+inline Dropout dropout_of(const Call& c, int64_t seed, int64_t head) {
+  const auto bits = static_cast<uint64_t>(seed);
+  return {c.dropout_p, static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32), static_cast<uint32_t>(head)};
+}
+
+}  // namespace posenc::attention_ops

@@ -1,0 +1,36 @@
+/// Shapes of the attention ops' results.
+
+#include "attention/checks.h"
+#include "attention/registration.h"
+#include "attention/results.h"
+
+namespace posenc::attention_ops {
+namespace {
+
+OutAndLse attention_meta(const Call& c) {
+  check(c);
+  return {empty_out(c), empty_lse(c)};
+}
+
+Forward forward_meta(const Call& c) {
+  check(c);
+  return {empty_out(c, computing_dtype(c)), empty_lse(c), at::empty({}, c.query().options().dtype(at::kLong)), {}};
+}
+
+std::vector<Tensor> backward_meta(const Saved& s, const Call& c) {
+  check(c);
+  std::vector<Tensor> gradients;
+  for (const int64_t slot : s.wanted) {
+    gradients.push_back(at::empty_like(*c.inputs[slot]));
+  }
+  return gradients;
+}
+
+TORCH_LIBRARY_IMPL(posenc, Meta, m) {
+  register_public<attention_meta>(m);
+  register_forward<forward_meta>(m);
+  register_backward<backward_meta>(m);
+}
+
+}  // namespace
+}  // namespace posenc::attention_ops

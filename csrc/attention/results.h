@@ -1,0 +1,34 @@
+#pragma once
+
+/// Memory of the attention ops' results.
+
+#include "attention/call.h"
+
+namespace posenc::attention_ops {
+
+/// The dtype that scores, sums and lse have.
+inline at::ScalarType computing_dtype(const Call& c) {
+  return c.query().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// out (B, H, Tq, Dv), in the order of query's strides.
+inline Tensor empty_out(const Call& c, at::ScalarType dtype) {
+  const Tensor& query = c.query();
+  const c10::SymInt width = c.value().sym_size(3);
+  const auto options = query.options().dtype(dtype);
+  if (width == query.sym_size(3)) {
+    return at::empty_like(query, options);
+  }
+  const c10::SymInt same = -1;
+  return at::empty_like(query.slice(3, 0, 1).expand_symint({same, same, same, width}), options);
+}
+inline Tensor empty_out(const Call& c) { return empty_out(c, c.query().scalar_type()); }
+
+/// lse (B, H, Tq).
+inline Tensor empty_lse(const Call& c) {
+  const Tensor& query = c.query();
+  return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)},
+                          query.options().dtype(computing_dtype(c)));
+}
+
+}  // namespace posenc::attention_ops

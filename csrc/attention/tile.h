@@ -1,0 +1,354 @@
+#pragma once
+
+/// A tile of scores and what hides them, for kernel files only. Scores lie transposed, [key][query], so that the lanes
+/// of a vector are queries and everything along a row of keys (maximum, sum, distance) is done without shuffles.
+
+#include "attention/kernel.h"
+#include "attention/matmul.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <limits>
+#include <type_traits>
+
+namespace posenc::attention_ops {
+namespace {
+
+constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
+
+/// How a tile of scores is seen.
+enum class Cover {
+  kHidden,
+  kAll,
+  /// Causal by index alone: query q sees keys up to q - diagonal.
+  kDiagonal,
+  /// As a mask says.
+  kSome,
+};
+
+/// Queries first_query .. of a head against keys first_key ..; both counts at most those of a tile.
+struct Tile {
+  int64_t first_query, queries;
+  /// queries rounded up to whole vectors. The lanes between are computed and never used.
+  int64_t lanes;
+  int64_t first_key, keys;
+  Cover cover;
+  /// first_key less the position of first_query; kNoDiagonal unless cover is kDiagonal.
+  int64_t diagonal;
+};
+
+template <typename Number>
+struct Range {
+  Number smallest, largest;
+};
+
+template <typename Number>
+Range<Number> range_of(const Number* x, int64_t n) {
+  Range<Number> r{x[0], x[0]};
+  for (int64_t i = 1; i < n; ++i) {
+    r.smallest = x[i] < r.smallest ? x[i] : r.smallest;
+    r.largest = x[i] > r.largest ? x[i] : r.largest;
+  }
+  return r;
+}
+
+/// Keys that some query of a range may see: all where positions are given one by one.
+inline void visible_keys(const Visibility& v, int64_t first_query, int64_t queries, int64_t& begin, int64_t& end) {
+  begin = 0;
+  end = v.keys;
+  if (v.q_positions != nullptr) {
+    return;
+  }
+  const int64_t first = first_query + v.offset, last = first + queries - 1;
+  if (v.causal) {
+    end = std::min(end, last + 1);
+  } else if (v.window > 0) {
+    end = std::min(end, last + v.window);
+  }
+  if (v.window > 0) {
+    begin = std::max(begin, first - v.window + 1);
+  }
+  end = std::max(end, int64_t{0});
+  begin = std::min(begin, end);
+}
+
+/// How the positions of keys a .. b and queries c .. d stand to each other: all seen, none, or some.
+template <typename Number>
+Cover cover_of_positions(const Visibility& v, Range<Number> q, Range<Number> k) {
+  const Number window = static_cast<Number>(v.window);
+  bool all = true;
+  if (v.causal) {
+    if (k.smallest > q.largest) {
+      return Cover::kHidden;
+    }
+    all = k.largest <= q.smallest;
+  }
+  if (v.window > 0) {
+    if (q.smallest - k.largest >= window || (!v.causal && k.smallest - q.largest >= window)) {
+      return Cover::kHidden;
+    }
+    all = all && q.largest - k.smallest < window && (v.causal || k.largest - q.smallest < window);
+  }
+  return all ? Cover::kAll : Cover::kSome;
+}
+
+inline void find_cover(const Visibility& v, Tile& t) {
+  t.diagonal = kNoDiagonal;
+  t.cover = Cover::kHidden;
+  Cover positions;
+  if (v.q_positions == nullptr) {
+    const int64_t first = t.first_query + v.offset;
+    positions = cover_of_positions<int64_t>(v, {first, first + t.queries - 1}, {t.first_key, t.first_key + t.keys - 1});
+  } else {
+    positions = cover_of_positions<double>(v, range_of(v.q_positions + t.first_query, t.queries),
+                                           range_of(v.k_positions + t.first_key, t.keys));
+  }
+  if (positions == Cover::kHidden) {
+    return;
+  }
+  bool others_all = true;
+  if (v.key_mask != nullptr) {
+    int64_t attended = 0;
+    for (int64_t k = 0; k < t.keys; ++k) {
+      attended += v.key_mask[t.first_key + k];
+    }
+    if (attended == 0) {
+      return;
+    }
+    others_all = attended == t.keys;
+  }
+  if (v.segments != nullptr) {
+    const auto q = range_of(v.segments + v.keys - v.queries + t.first_query, t.queries);
+    const auto k = range_of(v.segments + t.first_key, t.keys);
+    if (q.smallest > k.largest || q.largest < k.smallest) {
+      return;
+    }
+    others_all = others_all && q.smallest == q.largest && k.smallest == k.largest;
+  }
+  if (others_all && positions == Cover::kSome && v.window == 0 && v.q_positions == nullptr) {
+    t.cover = Cover::kDiagonal;
+    t.diagonal = t.first_key - t.first_query - v.offset;
+  } else {
+    t.cover = others_all && positions == Cover::kAll ? Cover::kAll : Cover::kSome;
+  }
+}
+
+/// mask[key][query]: 1 where seen, else 0.
+template <typename T>
+void fill_mask(const Visibility& v, const Tile& t, T* mask) {
+  for (int64_t k = 0; k < t.keys; ++k) {
+    T* row = mask + k * kTileQueries;
+    const int64_t key = t.first_key + k;
+    if (v.key_mask != nullptr && !v.key_mask[key]) {
+      std::fill(row, row + t.lanes, T(0));
+      continue;
+    }
+    if (v.q_positions == nullptr) {
+      // Queries first .. last - 1 see the key.
+      const int64_t here = key - t.first_query - v.offset;
+      const int64_t first = v.causal ? here : v.window > 0 ? here - v.window + 1 : 0;
+      const int64_t last = v.window > 0 ? here + v.window : t.lanes;
+      for (int64_t q = 0; q < t.lanes; ++q) {
+        row[q] = q >= first && q < last ? T(1) : T(0);
+      }
+    } else {
+      const double at = v.k_positions[key], window = static_cast<double>(v.window);
+      for (int64_t q = 0; q < t.queries; ++q) {
+        const double distance = v.q_positions[t.first_query + q] - at;
+        const bool seen =
+            (!v.causal || distance >= 0) && (v.window == 0 || (distance < window && (v.causal || -distance < window)));
+        row[q] = seen ? T(1) : T(0);
+      }
+    }
+    if (v.segments != nullptr) {
+      const int64_t* segment = v.segments + v.keys - v.queries + t.first_query;
+      for (int64_t q = 0; q < t.queries; ++q) {
+        row[q] = segment[q] == v.segments[key] ? row[q] : T(0);
+      }
+    }
+    std::fill(row + t.queries, row + t.lanes, T(0));
+  }
+}
+
+/// Element i of memory of a type, as T.
+template <typename T>
+T element(const void* data, int64_t i, ElementType type) {
+  switch (type) {
+    case ElementType::kFloat:
+      return static_cast<T>(static_cast<const float*>(data)[i]);
+    case ElementType::kDouble:
+      return static_cast<T>(static_cast<const double*>(data)[i]);
+    case ElementType::kBFloat16:
+      return static_cast<T>(static_cast<float>(static_cast<const c10::BFloat16*>(data)[i]));
+    default:
+      return static_cast<T>(static_cast<float>(static_cast<const c10::Half*>(data)[i]));
+  }
+}
+
+/// Calls body(typed pointer) for memory of a type.
+template <typename Body>
+void with_type(const void* data, ElementType type, const Body& body) {
+  switch (type) {
+    case ElementType::kFloat:
+      return body(static_cast<const float*>(data));
+    case ElementType::kDouble:
+      return body(static_cast<const double*>(data));
+    case ElementType::kBFloat16:
+      return body(static_cast<const c10::BFloat16*>(data));
+    default:
+      return body(static_cast<const c10::Half*>(data));
+  }
+}
+
+template <typename T, typename Element>
+T widened(Element x) {
+  if constexpr (sizeof(Element) == 2) {
+    return static_cast<T>(static_cast<float>(x));
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+/// One vector of T from memory of any type.
+template <typename T, typename Element>
+inline Vec<T> load_vector(const Element* p) {
+  if constexpr (std::is_same_v<T, Element>) {
+    return Vec<T>::loadu(p);
+  } else if constexpr (std::is_same_v<T, float> && sizeof(Element) == 2) {
+    Vec<float> x;
+    at::vec::load_to_float<Element>(p, x);
+    return x;
+  } else {
+    alignas(64) T lanes[Vec<T>::size()];
+    for (int i = 0; i < Vec<T>::size(); ++i) {
+      lanes[i] = widened<T>(p[i]);
+    }
+    return Vec<T>::loadu(lanes);
+  }
+}
+
+/// Rows as T, row after row of `padded` elements, zeros behind `width`.
+template <typename T>
+void pack_rows(const ConstRows& from, int64_t rows, int64_t width, int64_t padded_width, T* to) {
+  with_type(from.data, from.type, [&](const auto* data) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const auto* row = data + i * from.row;
+      T* out = to + i * padded_width;
+      if (from.column == 1) {
+        int64_t d = 0;
+        for (; d + Vec<T>::size() <= width; d += Vec<T>::size()) {
+          load_vector<T>(row + d).store(out + d);
+        }
+        for (; d < width; ++d) {
+          out[d] = widened<T>(row[d]);
+        }
+      } else {
+        for (int64_t d = 0; d < width; ++d) {
+          out[d] = widened<T>(row[d * from.column]);
+        }
+      }
+      std::fill(out + width, out + padded_width, T(0));
+    }
+  });
+}
+
+/// to[d][query] = factor * rows[query][d], a tile of queries, zeros in the lanes between.
+template <typename T>
+void pack_transposed(const T* rows, int64_t row, int64_t queries, int64_t lanes, int64_t width, T factor, T* to) {
+  for (int64_t d = 0; d < width; ++d) {
+    T* out = to + d * kTileQueries;
+    for (int64_t q = 0; q < queries; ++q) {
+      out[q] = factor * rows[q * row + d];
+    }
+    std::fill(out + queries, out + lanes, T(0));
+  }
+}
+
+/// to[i] = factor[i] * rows[i], in the type and strides of `to`.
+template <typename T>
+void unpack_rows(const T* rows, int64_t row, int64_t count, int64_t width, const T* factor, const MutableRows& to) {
+  with_type(to.data, to.type, [&](const auto* data) {
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
+    auto* out = const_cast<Element*>(data);
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t d = 0; d < width; ++d) {
+        const T x = factor[i] * rows[i * row + d];
+        if constexpr (sizeof(Element) == 2) {
+          out[i * to.row + d * to.column] = static_cast<Element>(static_cast<float>(x));
+        } else {
+          out[i * to.row + d * to.column] = static_cast<Element>(x);
+        }
+      }
+    }
+  });
+}
+
+/// Whether any of rows x width elements is NaN or infinite.
+template <typename T>
+bool any_infinite(const T* rows, int64_t row, int64_t count, int64_t width) {
+  Vec<T> sum(T(0));  // x * 0 is NaN for such x, and stays it
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t d = 0; d < width; d += Vec<T>::size()) {
+      sum = fmadd(Vec<T>::loadu(rows + i * row + d), Vec<T>(T(0)), sum);
+    }
+  }
+  T lanes[Vec<T>::size()];
+  sum.store(lanes);
+  for (const T x : lanes) {
+    if (x != x) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Whether query q sees key k of the tile.
+template <typename T>
+bool seen(const Tile& t, const T* mask, int64_t k, int64_t q) {
+  switch (t.cover) {
+    case Cover::kAll:
+      return true;
+    case Cover::kDiagonal:
+      return k + t.diagonal <= q;
+    default:
+      return mask[k * kTileQueries + q] != T(0);
+  }
+}
+
+/// Multiplies weights by dropout's mask, 0 or 1 / (1 - p).
+template <typename T>
+void drop(const Dropout& dropout, const Tile& t, T* weights) {
+  const auto mix = [](uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x ^ (x >> 16);
+  };
+  const uint32_t by_head = mix(mix(dropout.low ^ dropout.head) + dropout.high);
+  const double scaled = dropout.probability * 4294967296.0;
+  const uint64_t threshold = static_cast<uint64_t>(scaled + 0.5);
+  if (threshold > 0xffffffffu) {
+    for (int64_t k = 0; k < t.keys; ++k) {
+      std::fill(weights + k * kTileQueries, weights + k * kTileQueries + t.lanes, T(0));
+    }
+    return;
+  }
+  uint32_t rows[kTileQueries];
+  for (int64_t q = 0; q < t.lanes; ++q) {
+    rows[q] = mix(by_head ^ static_cast<uint32_t>(t.first_query + q));
+  }
+  const T factor = static_cast<T>(1.0 / (1.0 - dropout.probability));
+  const uint32_t limit = static_cast<uint32_t>(threshold);
+  for (int64_t k = 0; k < t.keys; ++k) {
+    const uint32_t key = static_cast<uint32_t>(t.first_key + k) * 0x9e3779b1u;
+    T* row = weights + k * kTileQueries;
+    for (int64_t q = 0; q < t.lanes; ++q) {
+      row[q] = mix(rows[q] ^ key) >= limit ? row[q] * factor : T(0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace posenc::attention_ops

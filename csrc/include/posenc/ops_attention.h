@@ -1,0 +1,137 @@
+#pragma once
+
+/// Attention whose scores carry a positional encoding, without ever holding a Tq x Tk tensor.
+///
+/// Shapes: B batch, H query heads, G key and value heads (H a multiple of G), Tq queries, Tk keys, D head width, Dv
+/// value width. query is (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv), with any strides and one dtype of
+/// float32, float64, bfloat16 and float16; tables and biases may be wider. Arithmetic is float32 (float64 for float64).
+///
+/// Each returns out (B, H, Tq, Dv), in the order of query's strides; with `_with_lse` also lse (B, H, Tq), float32
+/// (float64 for float64), the natural logarithm of the sum of exp of the final scores. Both are differentiable, in
+/// every tensor argument of floating type but positions. A query that sees no key gives 0, lse -infinity and zero
+/// gradients; a NaN or infinity at a key reaches no query that does not see that key.
+///
+/// Arguments that several ops share:
+///   is_causal: by position: query i sees key j where k_position[j] <= q_position[i].
+///   scale: multiplies query . key; absent: 1 / sqrt(D).
+///   key_mask: (B, Tk) bool, true where a key may be attended.
+///   window: sees keys with q_position - k_position < window and, where not causal, k_position - q_position < window.
+///   segment_ids: (B, Tk) integer; a query, of the last Tq entries, sees keys of its own segment only. Needs Tq <= Tk.
+///   q_positions, k_positions: (T) or (B, T), in tokens. Absent: 0 .. Tk-1 for keys and the last Tq of them for
+///   queries.
+///     Integer, or floating where no score depends on the distance itself.
+///   dropout_p: probability with which a weight is zeroed; the others are divided by 1 - dropout_p. The mask follows
+///     torch's seed and is fresh in every call.
+///
+/// Errors: c10::ValueError (Python ValueError) for shapes and values, c10::TypeError for dtypes.
+
+#include <posenc/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+namespace posenc {
+
+/// Options of attention().
+struct AttentionFuncOptions {
+  TORCH_ARG(bool, is_causal) = false;
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
+  /// (H) or (B, H): adds -slope * |q_position - k_position|.
+  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
+  /// (H, 2R+1): adds entry R + clip(k_position - q_position, -R, R).
+  TORCH_ARG(std::optional<at::Tensor>, distance_bias) = std::nullopt;
+  /// Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  TORCH_ARG(double, dropout_p) = 0.0;
+};
+
+/// Options of relative_attention().
+struct RelativeAttentionFuncOptions {
+  TORCH_ARG(bool, is_causal) = false;
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
+  TORCH_ARG(double, dropout_p) = 0.0;
+};
+
+/// Options of cope_attention().
+struct CopeAttentionFuncOptions {
+  /// (B, G, Tk, D): gates are formed with these instead of key. Pass value for gates from values.
+  TORCH_ARG(std::optional<at::Tensor>, gate_key) = std::nullopt;
+  /// (H): added to the gates' logits.
+  TORCH_ARG(std::optional<at::Tensor>, gate_bias) = std::nullopt;
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  /// Multiplies query . pos_emb by scale too (Meta's repository); false: the paper's listing.
+  TORCH_ARG(bool, scale_position_logits) = false;
+  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
+  TORCH_ARG(double, dropout_p) = 0.0;
+};
+
+/// Options of piecewise_attention().
+struct PiecewiseAttentionFuncOptions {
+  TORCH_ARG(bool, is_causal) = true;
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
+  TORCH_ARG(double, dropout_p) = 0.0;
+};
+
+/// softmax(scale * query . key + biases) value. The biases, each with a gradient, may be combined: ALiBi (arXiv
+/// 2108.12409) by slopes; T5 (arXiv 1910.10683), KERPLE and Sandwich by a table over distances; any other,
+/// materialised.
+///
+///     auto out = posenc::attention(q, k, v, posenc::AttentionFuncOptions().is_causal(true).alibi_slopes(slopes));
+POSENC_API at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                const AttentionFuncOptions& options = {});
+POSENC_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                                 const at::Tensor& value,
+                                                                 const AttentionFuncOptions& options = {});
+
+/// Attention with relative position embeddings (Shaw et al., arXiv 1803.02155, eq. 3 and 4). rel_k is (2R+1, D) or
+/// (H, 2R+1, D), rel_v (2R+1, Dv) or (H, 2R+1, Dv); with r = R + clip(k_position - q_position, -R, R) scores are
+/// scale * query . (key + rel_k[r]) and weights sum value + rel_v[r].
+POSENC_API at::Tensor relative_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                         const at::Tensor& rel_k, const std::optional<at::Tensor>& rel_v = std::nullopt,
+                                         const RelativeAttentionFuncOptions& options = {});
+POSENC_API std::tuple<at::Tensor, at::Tensor> relative_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& rel_k,
+    const std::optional<at::Tensor>& rel_v = std::nullopt, const RelativeAttentionFuncOptions& options = {});
+
+/// Contextual position encoding (CoPE, arXiv 2405.18719, eq. 3 to 5), always causal, by index. pos_emb is (1, D, P) or
+/// (H, D, P). The gate of (i, j) is sigmoid(scale * query_i . gate_key_j + gate_bias); the position of key j is the sum
+/// of the gates from j up to i, at most P-1; the score is scale * query . key plus query . pos_emb interpolated at the
+/// position. Keys that a query does not see are not counted. The clamp at P-1 passes no gradient.
+POSENC_API at::Tensor cope_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                     const at::Tensor& pos_emb, const CopeAttentionFuncOptions& options = {});
+POSENC_API std::tuple<at::Tensor, at::Tensor> cope_attention_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                                      const at::Tensor& value,
+                                                                      const at::Tensor& pos_emb,
+                                                                      const CopeAttentionFuncOptions& options = {});
+
+/// Attention with one score nearby and another further on, as ReRoPE and Self-Extend (arXiv 2401.01325) need: the score
+/// is scale * q_near . k_near where q_position - k_position < threshold, else scale * q_far . k_far.
+POSENC_API at::Tensor piecewise_attention(const at::Tensor& q_near, const at::Tensor& k_near, const at::Tensor& q_far,
+                                          const at::Tensor& k_far, const at::Tensor& value, int64_t threshold,
+                                          const PiecewiseAttentionFuncOptions& options = {});
+POSENC_API std::tuple<at::Tensor, at::Tensor> piecewise_attention_with_lse(
+    const at::Tensor& q_near, const at::Tensor& k_near, const at::Tensor& q_far, const at::Tensor& k_far,
+    const at::Tensor& value, int64_t threshold, const PiecewiseAttentionFuncOptions& options = {});
+
+}  // namespace posenc

@@ -1,0 +1,151 @@
+"""Calls of the attention ops: one table drives forward, gradients, registration, transforms and layouts.
+
+A call is tensors by argument name (those that may have a gradient, in the order of the schema) and other options.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import attention_op_reference
+import posenc
+
+BATCH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 4, 2, 6, 5
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One call.
+
+    Attributes:
+        name: Test id.
+        op: Name of the op.
+        tables: Shapes of the tensors beside queries, keys and values, by argument name.
+        options: Other keyword arguments, and threshold.
+        queries, keys: Lengths.
+    """
+
+    name: str
+    op: str
+    tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    queries: int = 5
+    keys: int = 7
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.name}"
+
+    @property
+    def dispatcher_op(self):
+        return getattr(torch.ops.posenc, self.op).default
+
+    def tensors(self, dtype=torch.float64, make=None) -> dict[str, torch.Tensor]:
+        make = make or (lambda shape, dtype: torch.randn(shape, dtype=torch.float64).to(dtype))
+        query, key = (BATCH, HEADS, self.queries, WIDTH), (BATCH, GROUPS, self.keys, WIDTH)
+        value = (*key[:3], VALUE_WIDTH)
+        if self.op == "piecewise_attention":
+            shapes = {"q_near": query, "k_near": key, "q_far": query, "k_far": key, "value": value}
+        else:
+            shapes = {"query": query, "key": key, "value": value}
+        made = {name: make(shape, dtype) for name, shape in shapes.items()}
+        for name, shape in self.tables.items():
+            made[name] = (make if name == "gate_key" else _plain)(shape, dtype)
+        return made
+
+    def run(self, tensors):
+        """(out, lse) of the op."""
+        return getattr(posenc.ops, self.op)(**tensors, **self.options, return_lse=True)
+
+    def expected(self, tensors):
+        """(out, lse) in float64, without dropout."""
+        return getattr(attention_op_reference, self.op)(**tensors, **self.options)
+
+
+def _plain(shape, dtype):
+    return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+
+MASK = torch.tensor([[True, True, False, True, True, True, False], [False, False, True, True, False, True, True]])
+SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 3, 1, 1]])
+RESTARTING = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [4, 4, 0, 9, 2, 5, 6]])
+LATER = torch.tensor([[2, 0, 1, 5, 3], [9, 2, 2, 6, 1]])
+SHARED_RULES = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "masked": {"key_mask": MASK, "is_causal": True},
+    "window": {"window": 2, "is_causal": True},
+    "two_sided_window": {"window": 3, "is_causal": False},
+    "segments": {"segment_ids": SEGMENTS, "is_causal": True},
+    "by_position": {"is_causal": True, "q_positions": LATER, "k_positions": RESTARTING},
+    "shared_positions": {"is_causal": True, "q_positions": LATER[0], "k_positions": RESTARTING[1]},
+    "everything": {
+        "is_causal": True,
+        "q_positions": LATER,
+        "k_positions": RESTARTING,
+        "key_mask": MASK,
+        "window": 4,
+        "segment_ids": SEGMENTS,
+        "scale": 0.7,
+    },
+}
+COPE_RULES = {
+    "plain": {},
+    "masked": {"key_mask": MASK},
+    "window": {"window": 3},
+    "segments": {"segment_ids": SEGMENTS},
+    "everything": {"key_mask": MASK, "window": 4, "segment_ids": SEGMENTS, "scale": 0.7},
+}
+
+SLOPES, TABLE, BIAS = {"alibi_slopes": (HEADS,)}, {"distance_bias": (HEADS, 5)}, {"bias": (BATCH, HEADS, 5, 7)}
+DOT_TABLES = {
+    "dot": {},
+    "slopes": SLOPES,
+    "slopes_by_row": {"alibi_slopes": (BATCH, HEADS)},
+    "table": TABLE,
+    "bias": BIAS,
+    "bias_by_key": {"bias": (7,)},
+    "bias_by_head_and_row": {"bias": (HEADS, 5, 1)},
+    "all_biases": SLOPES | TABLE | {"bias": (1, HEADS, 1, 7)},
+}
+RELATIVE_TABLES = {
+    "keys": {"rel_k": (5, WIDTH)},
+    "keys_and_values": {"rel_k": (5, WIDTH), "rel_v": (5, VALUE_WIDTH)},
+    "by_head": {"rel_k": (HEADS, 3, WIDTH), "rel_v": (HEADS, 3, VALUE_WIDTH)},
+    "one_entry": {"rel_k": (1, WIDTH), "rel_v": (HEADS, 1, VALUE_WIDTH)},
+}
+COPE_TABLES = {
+    "shared": {"pos_emb": (1, WIDTH, 4)},
+    "by_head": {"pos_emb": (HEADS, WIDTH, 8)},
+    "one_position": {"pos_emb": (1, WIDTH, 1)},
+    "two_positions": {"pos_emb": (1, WIDTH, 2)},
+    "gate_keys": {"pos_emb": (1, WIDTH, 4), "gate_key": (BATCH, GROUPS, 7, WIDTH)},
+    "gate_bias": {"pos_emb": (HEADS, WIDTH, 4), "gate_bias": (HEADS,)},
+}
+
+
+def _table(op, tables, rules, extra=None):
+    """Every table with the plainest rules, every rule with the richest table."""
+    richest = list(tables)[-1]
+    pairs = [(t, "plain") for t in tables] + [(richest, r) for r in rules if r != "plain"]
+    return [AttentionCase(f"{t}-{r}", op, tables[t], rules[r] | (extra or {})) for t, r in pairs]
+
+
+CASES = [
+    *_table("attention", DOT_TABLES, SHARED_RULES),
+    *_table("relative_attention", RELATIVE_TABLES, SHARED_RULES),
+    *_table("cope_attention", COPE_TABLES, COPE_RULES),
+    AttentionCase("scaled_positions", "cope_attention", COPE_TABLES["shared"], {"scale_position_logits": True}),
+    *_table("piecewise_attention", {"distances": {}}, SHARED_RULES, {"threshold": 3}),
+    AttentionCase("never_far", "piecewise_attention", {}, {"threshold": 100}),
+    AttentionCase("more_queries_than_keys", "attention", SLOPES, {"is_causal": True}, queries=6, keys=3),
+    AttentionCase("more_queries_than_keys", "cope_attention", COPE_TABLES["shared"], {}, queries=6, keys=3),
+    AttentionCase("one_query", "attention", SLOPES | TABLE, {"is_causal": True}, queries=1),
+    AttentionCase("one_query", "cope_attention", COPE_TABLES["shared"], {}, queries=1),
+    AttentionCase("one_token", "relative_attention", RELATIVE_TABLES["by_head"], {"is_causal": True}, 1, 1),
+]
+# One of each op, for what does not depend on the rules.
+ONE_OF_EACH = [
+    next(c for c in CASES if c.op == op and ("everything" in c.name or c.name.endswith("by_head-plain")))
+    for op in ("attention", "relative_attention", "cope_attention", "piecewise_attention")
+]
