@@ -71,7 +71,8 @@ void bind_nn_absolute(py::module_& m) {
   bind_absolute_module<nn::LearnedAbsoluteImpl>(learned);
 
   // What the Python class needs without drawing a table in C++; functions, since bind_module's classes show no statics.
-  m.def("check_learned_absolute", [](int64_t max_positions, int64_t dim) { nn::check({max_positions, dim}); });
+  m.def("check_learned_absolute",
+        [](int64_t max_positions, int64_t dim) { nn::check(nn::LearnedAbsoluteOptions(max_positions, dim)); });
   m.attr("LEARNED_ABSOLUTE_INITIAL_STD") = nn::LearnedAbsoluteImpl::kInitialStd;
 
   auto cape = torch::python::bind_module<nn::CAPEImpl>(m, "CAPE");

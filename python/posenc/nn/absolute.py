@@ -6,6 +6,8 @@ from posenc.nn.base import Encoding
 class AbsoluteEncoding(Encoding):
     """Base of the modules that add an encoding of each position to embeddings."""
 
+    dim: int
+
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0) -> Tensor:
         """``x`` plus the encoding of its positions, in the dtype of ``x``.
 

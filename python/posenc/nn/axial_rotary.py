@@ -55,7 +55,7 @@ class AxialRotary(RotaryEncoding):
             num_heads=num_heads,
         )
         self.head_dim = head_dim
-        self.num_axes = num_axes
+        self.num_axes = self.position_axes = num_axes
         self.base = base
         self.interleaved = interleaved
         self.learnable = learnable
@@ -67,7 +67,8 @@ class AxialRotary(RotaryEncoding):
             self.reset_parameters()
         else:
             self.inv_freq = self._initial_inv_freq
-        self._fix("head_dim", "num_axes", "base", "interleaved", "learnable", "num_heads")
+        constants = () if learnable else ("inv_freq",)
+        self._fix("head_dim", "num_axes", "base", "interleaved", "learnable", "num_heads", *constants)
 
     def reset_parameters(self) -> None:
         """Sets learnable frequencies back to the axial ones."""

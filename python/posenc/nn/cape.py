@@ -60,7 +60,7 @@ class CAPE(AbsoluteEncoding):
         self.base = base
         self.centre = centre
         self.inv_freq = _C.nn.CAPE(dim, base=base, centre=centre, **self._augmentation).inv_freq()
-        self._fix("dim", "max_global_shift", "max_local_shift", "max_global_scaling", "base", "centre")
+        self._fix("dim", "max_global_shift", "max_local_shift", "max_global_scaling", "base", "centre", "inv_freq")
 
     def extra_repr(self) -> str:
         """The options."""

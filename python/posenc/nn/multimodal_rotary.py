@@ -64,6 +64,7 @@ class MultimodalRotary(ScaledRotaryEncoding):
         )
         self.head_dim = head_dim
         self.sections = tuple(sections)
+        self.position_axes = len(self.sections)
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.base = base
         self.interleaved = interleaved
@@ -86,6 +87,7 @@ class MultimodalRotary(ScaledRotaryEncoding):
             "exact",
             "seq_len",
             "attention_scaling",
+            "inv_freq",
         )
 
     @classmethod

@@ -12,7 +12,19 @@ _rotary_qk = torch.ops.posenc.rotary_qk.default
 
 
 class RotaryEncoding(Encoding):
-    """Base of the modules that rotate queries and keys."""
+    """Base of the modules that rotate queries and keys.
+
+    Attributes:
+        depends_on_call_length: The frequencies depend on the length of each call, so that cached keys would not match
+            later queries.
+        position_axes: A, where positions are (A, T) or (A, B, T), several axes; None where they are (T) or (B, T).
+        head_dim: D, the width of a head that it was made for.
+        num_heads: H, the query heads that it was made for; None or not there: any number.
+    """
+
+    depends_on_call_length = False
+    position_axes: int | None = None
+    num_heads: int | None
 
     @overload
     def forward(
@@ -104,6 +116,7 @@ class ScaledRotaryEncoding(RotaryEncoding):
     def _set_scaling(self, scaling: Scaling) -> None:
         self.scaling = scaling
         self._encoded_scaling = _C.scaling.encode(scaling) if _C.scaling.depends_on_length(scaling) else None
+        self.depends_on_call_length = self._encoded_scaling is not None and self.seq_len is None
 
     def _scaling_parts(self) -> list[str]:
         """What extra_repr says of the scaling."""
@@ -216,6 +229,7 @@ class Rotary(ScaledRotaryEncoding):
             "seq_len",
             "learnable",
             "attention_scaling",
+            *(() if learnable else ("inv_freq",)),
         )
 
     @classmethod

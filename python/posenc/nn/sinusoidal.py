@@ -49,7 +49,7 @@ class Sinusoidal(AbsoluteEncoding):
         self.layout = layout
         self.inv_freq = _C.nn.Sinusoidal(dim, base=base, layout=layout).inv_freq()
         self._interleaved = layout == "interleaved"
-        self._fix("dim", "base", "layout")
+        self._fix("dim", "base", "layout", "inv_freq")
 
     def extra_repr(self) -> str:
         """The options."""

@@ -46,7 +46,7 @@ class XPos(RotaryEncoding):
         self.interleaved = interleaved
         self.inv_freq, self._growth = twin.constants()
         self._decay = -self._growth
-        self._fix("head_dim", "base", "scale_base", "centre", "interleaved")
+        self._fix("head_dim", "base", "scale_base", "centre", "interleaved", "inv_freq", "_growth", "_decay")
 
     def extra_repr(self) -> str:
         """The options."""

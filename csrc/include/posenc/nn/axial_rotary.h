@@ -27,7 +27,7 @@ struct AxialRotaryOptions {
 ///
 /// learnable: "mixed" frequencies (eq. 14 there), inv_freq (A, D/2), or (A, H, D/2) with num_heads; the angle of a pair
 /// is the sum over axes of position times frequency. They start as the axial ones.
-class POSENC_API AxialRotaryImpl : public torch::nn::Cloneable<AxialRotaryImpl> {
+class POSENC_API AxialRotaryImpl : public torch::nn::Cloneable<AxialRotaryImpl>, public RotaryEncoding {
  public:
   explicit AxialRotaryImpl(int64_t head_dim) : AxialRotaryImpl(AxialRotaryOptions(head_dim)) {}
   explicit AxialRotaryImpl(AxialRotaryOptions options);
@@ -42,6 +42,13 @@ class POSENC_API AxialRotaryImpl : public torch::nn::Cloneable<AxialRotaryImpl> 
   /// q (B, H, T, D) and k (B, G, T, D) -> both rotated in one pass.
   std::tuple<at::Tensor, at::Tensor> forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                 const RotaryForwardOptions& call = {});
+  std::tuple<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k,
+                                            const RotaryForwardOptions& call) override {
+    return forward_qk(q, k, call);
+  }
+  std::optional<int64_t> position_axes() const override { return options.num_axes(); }
+  std::optional<int64_t> head_dim() const override { return options.head_dim(); }
+  std::optional<int64_t> num_heads() const override { return options.num_heads(); }
 
   AxialRotaryOptions options;
   /// The parameter, defined where options.learnable().

@@ -28,7 +28,7 @@ struct CAPEOptions {
 ///
 /// with one D and lambda per sequence and one eps per token, fresh on every call, from torch's generator. After eval()
 /// it equals Sinusoidal.
-class POSENC_API CAPEImpl : public torch::nn::Cloneable<CAPEImpl> {
+class POSENC_API CAPEImpl : public torch::nn::Cloneable<CAPEImpl>, public AbsoluteEncoding {
  public:
   explicit CAPEImpl(int64_t dim) : CAPEImpl(CAPEOptions(dim)) {}
   explicit CAPEImpl(CAPEOptions options);
@@ -38,6 +38,8 @@ class POSENC_API CAPEImpl : public torch::nn::Cloneable<CAPEImpl> {
 
   /// x (B, T, dim) or (T, dim) -> x plus the encoding, same shape and dtype.
   at::Tensor forward(const at::Tensor& x, const AbsoluteForwardOptions& call = {});
+  at::Tensor embed(const at::Tensor& x, const AbsoluteForwardOptions& call) override { return forward(x, call); }
+  std::optional<int64_t> dim() const override { return options.dim(); }
 
   /// Radians per token (ceil(dim/2)); float64.
   const at::Tensor& inv_freq() const { return inv_freq_; }

@@ -18,7 +18,7 @@ struct LearnedAbsoluteOptions {
 /// A position outside the table is a c10::ValueError that names the limit, raised before the table is read; rows that
 /// no token uses get zero gradient. Given positions are read for that check, which on a GPU waits for them; an integer
 /// offset needs no reading.
-class POSENC_API LearnedAbsoluteImpl : public torch::nn::Cloneable<LearnedAbsoluteImpl> {
+class POSENC_API LearnedAbsoluteImpl : public torch::nn::Cloneable<LearnedAbsoluteImpl>, public AbsoluteEncoding {
  public:
   /// Standard deviation of the initial normal distribution, as in BERT and GPT-2.
   static constexpr double kInitialStd = 0.02;
@@ -34,6 +34,8 @@ class POSENC_API LearnedAbsoluteImpl : public torch::nn::Cloneable<LearnedAbsolu
 
   /// x (B, T, dim) or (T, dim) -> x plus the rows of its positions, same shape and dtype. Positions are integers.
   at::Tensor forward(const at::Tensor& x, const AbsoluteForwardOptions& call = {});
+  at::Tensor embed(const at::Tensor& x, const AbsoluteForwardOptions& call) override { return forward(x, call); }
+  std::optional<int64_t> dim() const override { return options.dim(); }
 
   LearnedAbsoluteOptions options;
   /// The parameter (max_positions, dim).

@@ -31,7 +31,7 @@ struct MultimodalRotaryOptions {
 /// posenc::multimodal_positions; absent: offset + arange(T) on every axis.
 ///
 /// interleaved_sections: pair c belongs to axis a > 0 where c % A == a and c < A * sections[a], else to axis 0.
-class POSENC_API MultimodalRotaryImpl : public torch::nn::Cloneable<MultimodalRotaryImpl> {
+class POSENC_API MultimodalRotaryImpl : public torch::nn::Cloneable<MultimodalRotaryImpl>, public RotaryEncoding {
  public:
   MultimodalRotaryImpl(int64_t head_dim, std::vector<int64_t> sections)
       : MultimodalRotaryImpl(MultimodalRotaryOptions(head_dim, std::move(sections))) {}
@@ -45,6 +45,15 @@ class POSENC_API MultimodalRotaryImpl : public torch::nn::Cloneable<MultimodalRo
   /// q (B, H, T, D) and k (B, G, T, D) -> both rotated in one pass.
   std::tuple<at::Tensor, at::Tensor> forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                 const RotaryForwardOptions& call = {});
+  std::tuple<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k,
+                                            const RotaryForwardOptions& call) override {
+    return forward_qk(q, k, call);
+  }
+  bool depends_on_call_length() const override {
+    return scaling::depends_on_length(options.scaling()) && !options.seq_len();
+  }
+  std::optional<int64_t> position_axes() const override { return static_cast<int64_t>(options.sections().size()); }
+  std::optional<int64_t> head_dim() const override { return options.head_dim(); }
 
   /// The frequencies (R/2) and magnitude in use for a sequence of `seq_len` tokens.
   scaling::Frequencies frequencies(std::optional<int64_t> seq_len = std::nullopt) const;

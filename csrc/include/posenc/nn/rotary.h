@@ -1,6 +1,7 @@
 #pragma once
 
 #include <posenc/export.h>
+#include <posenc/nn/encoding.h>
 #include <posenc/ops.h>
 #include <posenc/scaling.h>
 
@@ -50,7 +51,7 @@ struct RotaryForwardOptions {
 /// Rotary position embedding (RoFormer, arXiv 2104.09864) with every context extension of posenc::scaling.
 ///
 /// Frequencies are derived from the options in float64 and are no buffers, so no cast or move rounds them.
-class POSENC_API RotaryImpl : public torch::nn::Cloneable<RotaryImpl> {
+class POSENC_API RotaryImpl : public torch::nn::Cloneable<RotaryImpl>, public RotaryEncoding {
  public:
   explicit RotaryImpl(int64_t head_dim) : RotaryImpl(RotaryOptions(head_dim)) {}
   explicit RotaryImpl(RotaryOptions options);
@@ -65,6 +66,14 @@ class POSENC_API RotaryImpl : public torch::nn::Cloneable<RotaryImpl> {
   /// q (B, H, T, D) and k (B, G, T, D) -> both rotated in one pass (Python: forward(q, k)).
   std::tuple<at::Tensor, at::Tensor> forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                 const RotaryForwardOptions& call = {});
+  std::tuple<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k,
+                                            const RotaryForwardOptions& call) override {
+    return forward_qk(q, k, call);
+  }
+  std::optional<int64_t> head_dim() const override { return options.head_dim(); }
+  bool depends_on_call_length() const override {
+    return scaling::depends_on_length(options.scaling()) && !options.seq_len();
+  }
 
   /// The frequencies (R/2) and magnitude in use for a sequence of `seq_len` tokens.
   scaling::Frequencies frequencies(std::optional<int64_t> seq_len = std::nullopt) const;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <posenc/export.h>
+#include <posenc/nn/encoding.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -52,7 +53,7 @@ struct SinusoidalOptions {
 ///
 ///     Sinusoidal encoding(512);
 ///     auto y = encoding(x);
-class POSENC_API SinusoidalImpl : public torch::nn::Cloneable<SinusoidalImpl> {
+class POSENC_API SinusoidalImpl : public torch::nn::Cloneable<SinusoidalImpl>, public AbsoluteEncoding {
  public:
   explicit SinusoidalImpl(int64_t dim) : SinusoidalImpl(SinusoidalOptions(dim)) {}
   explicit SinusoidalImpl(SinusoidalOptions options);
@@ -62,6 +63,8 @@ class POSENC_API SinusoidalImpl : public torch::nn::Cloneable<SinusoidalImpl> {
 
   /// x (B, T, dim) or (T, dim) -> x plus the encoding, same shape and dtype.
   at::Tensor forward(const at::Tensor& x, const AbsoluteForwardOptions& call = {});
+  at::Tensor embed(const at::Tensor& x, const AbsoluteForwardOptions& call) override { return forward(x, call); }
+  std::optional<int64_t> dim() const override { return options.dim(); }
 
   /// Radians per token (ceil(dim/2)), or (floor(dim/2)) in the layout of tensor2tensor; float64.
   const at::Tensor& inv_freq() const { return inv_freq_; }

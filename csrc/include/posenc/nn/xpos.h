@@ -23,7 +23,7 @@ struct XPosOptions {
 /// same, with zeta_k = (2k/D + 0.4) / 1.4, so that scores decay with the distance. Meant for causal attention.
 ///
 /// float32 keys of pair 0 overflow some 36000 tokens from the centre, float16 ones some 4500.
-class POSENC_API XPosImpl : public torch::nn::Cloneable<XPosImpl> {
+class POSENC_API XPosImpl : public torch::nn::Cloneable<XPosImpl>, public RotaryEncoding {
  public:
   explicit XPosImpl(int64_t head_dim) : XPosImpl(XPosOptions(head_dim)) {}
   explicit XPosImpl(XPosOptions options);
@@ -36,6 +36,11 @@ class POSENC_API XPosImpl : public torch::nn::Cloneable<XPosImpl> {
   /// q (B, H, T, D) and k (B, G, T, D) -> q rotated and grown, k rotated and shrunk.
   std::tuple<at::Tensor, at::Tensor> forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                 const RotaryForwardOptions& call = {});
+  std::tuple<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k,
+                                            const RotaryForwardOptions& call) override {
+    return forward_qk(q, k, call);
+  }
+  std::optional<int64_t> head_dim() const override { return options.head_dim(); }
 
   /// (D/2) radians per token, and (D/2) ln(zeta) / scale_base per token; float64.
   std::tuple<at::Tensor, at::Tensor> constants() const { return {inv_freq_, decay_}; }
