@@ -1,5 +1,7 @@
 """The ops of posenc as functions of tensors. Each is one call of ``torch.ops.posenc.NAME``.
 
+The attention ops stand in :mod:`posenc.attention_ops`; what follows is about the rotary ones.
+
 Shapes: B batch, H query heads, G key heads, T tokens, D head width, R rotary width (R <= D), A position axes. Tensors to
 rotate are (B, H, T, D) with any strides (pass ``x.transpose(1, 2)`` of a (B, T, H, D) tensor as it is); outputs keep the
 order of the strides. dtypes: float32, float64, bfloat16, float16; arithmetic is float32 (float64 for float64), angles are
@@ -26,6 +28,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from posenc.attention_ops import attention, cope_attention, piecewise_attention, relative_attention
+from posenc.bias_ops import alibi_slopes, t5_bucket
+
 _ops = torch.ops.posenc
 _rotary = _ops.rotary.default
 _rotary_qk = _ops.rotary_qk.default
@@ -37,6 +42,12 @@ _apply_rotary_qk_ = _ops.apply_rotary_qk_.default
 _permute_rotary_weight = _ops.permute_rotary_weight.default
 
 __all__ = [
+    "alibi_slopes",
+    "t5_bucket",
+    "attention",
+    "cope_attention",
+    "piecewise_attention",
+    "relative_attention",
     "apply_rotary",
     "apply_rotary_qk",
     "apply_rotary_qk_",

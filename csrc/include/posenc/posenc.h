@@ -1,6 +1,7 @@
 #pragma once
 
 /// Everything a C++ user of posenc needs.
+#include <posenc/bias.h>
 #include <posenc/nn.h>
 #include <posenc/ops.h>
 #include <posenc/positions.h>

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <posenc/export.h>
+#include <posenc/nn/encoding.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+namespace posenc::nn {
+
+/// A call whose scores get a bias. Only shapes, dtype and device of query and key matter.
+struct ScoreCall {
+  at::Tensor query;
+  at::Tensor key;
+  std::optional<at::Tensor> q_positions;
+  std::optional<at::Tensor> k_positions;
+};
+
+/// What is added to the scores of a call, as arguments of posenc::attention().
+struct ScoreTerms {
+  std::optional<at::Tensor> slopes = {};
+  std::optional<at::Tensor> distance_bias = {};
+  std::optional<at::Tensor> bias = {};
+};
+
+/// An encoding that adds a bias to each attention score. A module says what it adds, terms(), and the rest follows.
+///
+/// All add the same for equal distances on either side of the query unless they say otherwise; whether later keys are
+/// seen is up to the call (is_causal, false by default, as in posenc::attention()). The query's heads must be as many
+/// as the encoding's, else c10::ValueError.
+class POSENC_API AdditiveEncoding : public ScoreEncoding {
+ public:
+  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                     const at::Tensor& value, const AttendOptions& call = {}) override;
+  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) override;
+  std::optional<int64_t> num_heads() const override { return heads(); }
+
+  /// What is added, (H, q_len, k_len), for queries at the last positions of k_len (absent: q_len) keys. float32, or
+  /// float64 where the parameters are. c10::ValueError for negative lengths.
+  at::Tensor bias(int64_t q_len, std::optional<int64_t> k_len = std::nullopt);
+
+ protected:
+  virtual ScoreTerms terms(const ScoreCall& call) = 0;
+  virtual int64_t heads() const = 0;
+  /// A parameter, for the dtype and device of bias(); undefined where there is none.
+  virtual at::Tensor parameter() const { return {}; }
+  /// What query . key is multiplied by where the call does not say; absent: 1 / sqrt(D).
+  virtual std::optional<double> own_scale() const { return std::nullopt; }
+  /// The scale of a call.
+  std::optional<double> scale_of(const AttendOptions& call) const;
+};
+
+}  // namespace posenc::nn

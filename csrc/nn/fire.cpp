@@ -1,0 +1,70 @@
+#include <posenc/nn/fire.h>
+
+#include "nn/additive_call.h"
+
+#include <torch/nn/init.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cmath>
+
+namespace posenc::nn {
+namespace {
+
+bias_ops::FireParameters parameters_of(FIREImpl& module) {
+  const auto &in = module.mlp->at<torch::nn::LinearImpl>(0), &out = module.mlp->at<torch::nn::LinearImpl>(2);
+  return {module.c, module.threshold, in.weight, in.bias, out.weight, out.bias};
+}
+
+}  // namespace
+
+void check(const FIREOptions& o) {
+  check_num_heads("FIRE", o.num_heads());
+  TORCH_CHECK_VALUE(o.hidden_dim() >= 1, "FIRE: expected hidden_dim to be at least 1, but got ", o.hidden_dim());
+  const auto positive = [](const char* name, double value) {
+    TORCH_CHECK_VALUE(value > 0 && std::isfinite(value), "FIRE: expected ", name,
+                      " to be positive and finite, but got ", value);
+  };
+  positive("c", o.c());
+  positive("threshold", o.threshold());
+  positive("eps", o.eps());
+}
+
+FIREImpl::FIREImpl(FIREOptions options) : options(std::move(options)) { reset(); }
+
+void FIREImpl::reset() {
+  check(options);
+  c = register_parameter("c", unset_parameter({1}));
+  threshold = register_parameter("threshold", unset_parameter({1}));
+  mlp = register_module("mlp", torch::nn::Sequential());
+  // One after another, so that initial weights are drawn in the order of the layers.
+  mlp->push_back(torch::nn::Linear(1, options.hidden_dim()));
+  mlp->push_back(torch::nn::ReLU());
+  mlp->push_back(torch::nn::Linear(options.hidden_dim(), options.num_heads()));
+  torch::nn::init::constant_(c, options.c());
+  torch::nn::init::constant_(threshold, options.threshold());
+}
+
+void FIREImpl::reset_parameters() {
+  torch::nn::init::constant_(c, options.c());
+  torch::nn::init::constant_(threshold, options.threshold());
+  mlp->at<torch::nn::LinearImpl>(0).reset_parameters();
+  mlp->at<torch::nn::LinearImpl>(2).reset_parameters();
+}
+
+void FIREImpl::pretty_print(std::ostream& stream) const {
+  stream << "posenc::nn::FIRE(num_heads=" << options.num_heads() << ", hidden_dim=" << options.hidden_dim()
+         << ", c=" << options.c() << ", threshold=" << options.threshold() << ", eps=" << options.eps() << ")";
+}
+
+std::tuple<at::Tensor, at::Tensor> FIREImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                             const at::Tensor& value, const AttendOptions& call) {
+  return bias_ops::fire_attention(query, key, value, parameters_of(*this), options.eps(),
+                                  call_options(call, scale_of(call)));
+}
+
+ScoreTerms FIREImpl::terms(const ScoreCall& call) {
+  return {.bias = bias_ops::fire_bias(parameters_of(*this), options.eps(), span_of(call))};
+}
+
+}  // namespace posenc::nn

@@ -1,0 +1,31 @@
+#include <posenc/nn/sandwich.h>
+
+#include "nn/additive_call.h"
+#include "scaling/plain_tensors.h"
+
+#include <cmath>
+
+namespace posenc::nn {
+
+SandwichImpl::SandwichImpl(SandwichOptions options) : options(std::move(options)) { reset(); }
+
+void SandwichImpl::reset() {
+  check_num_heads("Sandwich", options.num_heads());
+  const int64_t dim = options.dim();
+  TORCH_CHECK_VALUE(dim >= 2 && dim % 2 == 0, "Sandwich: expected dim to be even and at least 2, but got ", dim);
+  std::vector<double> theta;
+  for (int64_t k = 1; k <= dim / 2; ++k) {
+    theta.push_back(std::pow(10000.0, -2.0 * static_cast<double>(k) / static_cast<double>(dim)));
+  }
+  inv_freq_ = plain_tensor(theta);
+}
+
+void SandwichImpl::pretty_print(std::ostream& stream) const {
+  stream << "posenc::nn::Sandwich(num_heads=" << options.num_heads() << ", dim=" << options.dim() << ")";
+}
+
+ScoreTerms SandwichImpl::terms(const ScoreCall& call) {
+  return {.distance_bias = bias_ops::sandwich_table(inv_freq_, options.num_heads(), span_of(call))};
+}
+
+}  // namespace posenc::nn

@@ -1,0 +1,80 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import _C
+from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
+from posenc.nn.base import assign
+from posenc.nn.rotary import on_device_of
+
+_alibi_terms = torch.ops.posenc._alibi_terms.default
+
+
+class ALiBi(AdditiveEncoding):
+    """Attention with linear biases (arXiv 2108.12409, section 3).
+
+    Adds ``-slope_h * |i - j|`` to the score of query position i and key position j.
+
+    Args:
+        num_heads: H, the query heads.
+        slopes: One for each head. None: those of :func:`posenc.ops.alibi_slopes`.
+        learnable: Makes the slopes a parameter.
+
+    Attributes:
+        slopes: (H). A parameter where ``learnable``; else a buffer that no ``state_dict`` holds. The buffer moves with the
+            module but is float64 always, as no cast of the module may round it: ``.half().float()`` changes nothing.
+
+    Shape:
+        query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv) -> (B, H, Tq, Dv)
+
+    Raises:
+        ValueError: An option or a shape does not fit.
+        TypeError: A dtype does not fit.
+
+    Example:
+        >>> encoding = posenc.nn.ALiBi(8)
+        >>> q, k, v = torch.randn(3, 1, 8, 32, 64)
+        >>> out = encoding.attend(q, k, v, is_causal=True)
+    """
+
+    slopes: Tensor
+
+    def __init__(self, num_heads: int, *, slopes: Sequence[float] | Tensor | None = None, learnable: bool = False):
+        super().__init__()
+        numbers = slopes.tolist() if isinstance(slopes, Tensor) else slopes
+        self._initial_slopes = _C.nn.ALiBi(num_heads, slopes=numbers).initial_slopes()
+        self._given_slopes = None if numbers is None else tuple(numbers)
+        self.num_heads = num_heads
+        self.learnable = learnable
+        if learnable:
+            self.slopes = torch.nn.Parameter(torch.empty(num_heads))
+            self.reset_parameters()
+        else:
+            self.register_buffer("slopes", self._initial_slopes.clone(), persistent=False)
+        self._fix("num_heads", "learnable", *(() if learnable else ("slopes",)))
+
+    def reset_parameters(self) -> None:
+        """Sets learnable slopes to their initial values."""
+        if self.learnable:
+            assign(self.slopes, self._initial_slopes)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"{self.num_heads}, slopes={self._given_slopes}, learnable={self.learnable}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        slopes = self._buffers.pop("slopes", None)
+        result = super()._apply(fn, recurse)
+        if slopes is not None:
+            device = fn(torch.empty(0, device=slopes.device)).device
+            if device.type == "meta":  # numbers would be lost, and the call takes the slopes to its own device anyway
+                device = slopes.device
+            dtype = torch.float32 if device.type == "mps" else slopes.dtype  # MPS has no float64
+            self._buffers["slopes"] = slopes.to(device, dtype)
+        return result
+
+    def _terms(self, call: ScoreCall) -> ScoreTerms:
+        slopes = self.slopes if self.learnable else on_device_of(call.query, self.slopes)
+        return ScoreTerms(slopes=_alibi_terms(slopes, call.query, call.key))

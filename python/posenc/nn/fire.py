@@ -1,0 +1,132 @@
+import torch
+from torch import Tensor
+
+from posenc import _C
+from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
+
+_fire_attention = torch.ops.posenc._fire_attention.default
+_fire_bias = torch.ops.posenc._fire_bias.default
+
+
+class FIRE(AdditiveEncoding):
+    """FIRE (arXiv 2310.04418): a learned function of the distance relative to the query's position.
+
+    Adds, for query position i, distance ``n = |i - j|`` and ``psi(x) = ln(|c * x| + 1)``,
+    ``mlp(psi(n) / (psi(max(|threshold|, i)) + eps))`` with an MLP of one hidden layer with ReLU.
+
+    :meth:`attend` forms the bias for a block of queries at a time, and again in the backward, so that no call holds
+    Tq x Tk numbers; :meth:`logits` and :meth:`bias` hold them. Positions are integers.
+
+    The authors learn a multiplier of the threshold; here the threshold itself is the parameter, so its gradient is smaller
+    by that factor. Where it shall move by more than a step of the optimizer, in tokens, give it a parameter group.
+
+    Args:
+        num_heads: H, the query heads.
+        hidden_dim: Width of the MLP.
+        c: Initial value of the parameter ``c``.
+        threshold: Initial value of the parameter ``threshold``, in tokens.
+        eps: Added to the denominator.
+
+    Attributes:
+        c: A parameter (1), in 1 / tokens.
+        threshold: A parameter (1), in tokens.
+        mlp: ``Linear(1, hidden_dim)``, ``ReLU``, ``Linear(hidden_dim, num_heads)``.
+
+    Shape:
+        query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv) -> (B, H, Tq, Dv)
+
+    Raises:
+        ValueError: An option or a shape does not fit.
+        TypeError: A dtype does not fit.
+
+    Example:
+        >>> encoding = posenc.nn.FIRE(8)
+        >>> q, k, v = torch.randn(3, 1, 8, 32, 64)
+        >>> out = encoding.attend(q, k, v, is_causal=True)
+    """
+
+    c: Tensor
+    threshold: Tensor
+
+    def __init__(
+        self, num_heads: int, *, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6
+    ) -> None:
+        super().__init__()
+        _C.nn.check_fire(num_heads, hidden_dim=hidden_dim, c=c, threshold=threshold, eps=eps)
+        self.num_heads = num_heads
+        self.hidden_dim = hidden_dim
+        self.eps = eps
+        self._initial = {"c": c, "threshold": threshold}
+        self.c = torch.nn.Parameter(torch.full((1,), c))
+        self.threshold = torch.nn.Parameter(torch.full((1,), threshold))
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(1, hidden_dim), torch.nn.ReLU(), torch.nn.Linear(hidden_dim, num_heads)
+        )
+        self._fix("num_heads", "hidden_dim", "eps")
+
+    def reset_parameters(self) -> None:
+        """Sets ``c`` and ``threshold`` to their initial values and draws the MLP anew."""
+        torch.nn.init.constant_(self.c, self._initial["c"])
+        torch.nn.init.constant_(self.threshold, self._initial["threshold"])
+        for layer in self._layers():
+            layer.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """The options."""
+        initial = ", ".join(f"{name}={value}" for name, value in self._initial.items())
+        return f"{self.num_heads}, hidden_dim={self.hidden_dim}, {initial}, eps={self.eps}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def _layers(self) -> list[torch.nn.Linear]:
+        return [layer for layer in self.mlp if isinstance(layer, torch.nn.Linear)]
+
+    def _parameters_of_op(self) -> tuple[Tensor, ...]:
+        first, last = self._layers()
+        return self.c, self.threshold, first.weight, first.bias, last.weight, last.bias
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+        q_positions: Tensor | None = None,
+        k_positions: Tensor | None = None,
+        dropout_p: float = 0.0,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention with this bias, formed by blocks; keyword arguments as in :func:`posenc.ops.attention`."""
+        out, lse = _fire_attention(
+            query,
+            key,
+            value,
+            *self._parameters_of_op(),
+            self.eps,
+            is_causal=is_causal,
+            scale=scale,
+            key_mask=key_mask,
+            window=window,
+            segment_ids=segment_ids,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            dropout_p=dropout_p,
+        )
+        return (out, lse) if return_lse else out
+
+    def _terms(self, call: ScoreCall) -> ScoreTerms:
+        bias = _fire_bias(
+            *self._parameters_of_op(),
+            self.eps,
+            call.query,
+            call.key,
+            q_positions=call.q_positions,
+            k_positions=call.k_positions,
+        )
+        return ScoreTerms(bias=bias)
