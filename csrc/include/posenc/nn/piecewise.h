@@ -1,0 +1,35 @@
+#pragma once
+
+#include <posenc/nn/encoding.h>
+
+namespace posenc::nn {
+
+/// The operands of posenc::piecewise_attention beside values: q (B, H, Tq, D), k (B, G, Tk, D).
+struct PiecewiseSides {
+  at::Tensor q_near, k_near, q_far, k_far;
+};
+
+/// Base of the encodings with one rotation nearby and another further on. They take unrotated queries and keys (so a
+/// cache holds unrotated keys), and need integer positions. Causal unless AttendOptions say otherwise; keys ahead of a
+/// query are near at any distance.
+class POSENC_API PiecewiseEncoding : public ScoreEncoding {
+ public:
+  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                     const at::Tensor& value, const AttendOptions& call = {}) final;
+  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) final;
+  bool rotates() const final { return true; }
+
+  /// query and key rotated for a call with these positions, (T) or (B, T); absent: 0 .. Tk-1 for keys and the last Tq
+  /// of them for queries.
+  virtual PiecewiseSides sides(const at::Tensor& query, const at::Tensor& key,
+                               const std::optional<at::Tensor>& q_positions = std::nullopt,
+                               const std::optional<at::Tensor>& k_positions = std::nullopt) const = 0;
+  /// The distance, in tokens, from which the far score counts.
+  virtual int64_t threshold() const = 0;
+
+ protected:
+  /// The class, for messages.
+  virtual const char* class_name() const = 0;
+};
+
+}  // namespace posenc::nn

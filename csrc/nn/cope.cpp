@@ -1,0 +1,134 @@
+#include <posenc/nn/cope.h>
+
+#include "attention/ops.h"
+#include "cope/ops.h"
+#include "nn/score_call.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <cmath>
+
+namespace posenc::nn {
+namespace {
+
+const char* name_of(CoPEGate gate) {
+  switch (gate) {
+    case CoPEGate::kKey:
+      return "key";
+    case CoPEGate::kValue:
+      return "value";
+    default:
+      return "logits";
+  }
+}
+
+void check_gate_key(CoPEGate gate, bool given) {
+  switch (gate) {
+    case CoPEGate::kLogits:
+      TORCH_CHECK_VALUE(!given, "CoPE: expected no gate_key with gate='logits', where the keys make the gates");
+      break;
+    case CoPEGate::kKey:
+      TORCH_CHECK_VALUE(given, "CoPE: expected gate_key (batch, kv_heads, keys, head_dim) with gate='key'");
+      break;
+    case CoPEGate::kValue:
+      TORCH_CHECK_VALUE(given, "CoPE: expected gate_key, the values, in logits with gate='value'");
+      break;
+  }
+}
+
+/// The op's options for a call whose gates are made by `gate_key`.
+CopeAttentionFuncOptions cope_options(const CoPEImpl& self, const AttendOptions& call,
+                                      const std::optional<at::Tensor>& gate_key) {
+  TORCH_CHECK_VALUE(call.is_causal().value_or(true),
+                    "CoPE: expected is_causal not to be false: positions count back from each query");
+  TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(),
+                    "CoPE: expected no q_positions or k_positions: positions are counted from what a query sees");
+  return CopeAttentionFuncOptions()
+      .gate_key(gate_key)
+      .gate_bias(self.gate_bias.defined() ? std::make_optional(self.gate_bias) : std::nullopt)
+      .scale(call.scale())
+      .scale_position_logits(self.options.scale_position_logits())
+      .key_mask(call.key_mask())
+      .window(call.window())
+      .segment_ids(call.segment_ids())
+      .dropout_p(call.dropout_p());
+}
+
+}  // namespace
+
+void check(const CoPEOptions& o) {
+  TORCH_CHECK_VALUE(o.head_dim() >= 1, "CoPE: expected head_dim to be at least 1, but got ", o.head_dim());
+  TORCH_CHECK_VALUE(o.max_positions() >= 1, "CoPE: expected max_positions to be at least 1, but got ",
+                    o.max_positions());
+  TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "CoPE: expected num_heads to be at least 1, but got ",
+                    o.num_heads().value_or(0));
+  TORCH_CHECK_VALUE(!o.gate_bias() || o.num_heads(),
+                    "CoPE: expected num_heads beside gate_bias, which has one number "
+                    "for each head");
+  TORCH_CHECK_VALUE(std::isfinite(o.gate_bias().value_or(0)), "CoPE: expected a finite gate_bias, but got ",
+                    o.gate_bias().value_or(0));
+}
+
+CoPEImpl::CoPEImpl(CoPEOptions options) : options(std::move(options)) { reset(); }
+
+void CoPEImpl::reset() {
+  check(options);
+  const at::TensorOptions kind(c10::get_default_dtype_as_scalartype());
+  const int64_t tables = options.num_heads().value_or(1);
+  pos_emb = register_parameter("pos_emb", at::empty({tables, options.head_dim(), options.max_positions()}, kind));
+  if (options.gate_bias()) {
+    gate_bias = register_parameter("gate_bias", at::empty({tables}, kind));
+  }
+  reset_parameters();
+}
+
+void CoPEImpl::reset_parameters() {
+  const at::NoGradGuard no_grad;
+  pos_emb.zero_();
+  if (gate_bias.defined()) {
+    gate_bias.fill_(*options.gate_bias());
+  }
+}
+
+void CoPEImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "posenc::nn::CoPE(head_dim=" << options.head_dim()
+         << ", max_positions=" << options.max_positions();
+  if (options.num_heads()) {
+    stream << ", num_heads=" << *options.num_heads();
+  }
+  stream << ", scale_position_logits=" << options.scale_position_logits() << ", gate=" << name_of(options.gate());
+  if (options.gate_bias()) {
+    stream << ", gate_bias=" << *options.gate_bias();
+  }
+  stream << ")";
+}
+
+at::Tensor CoPEImpl::forward(const at::Tensor& query, const at::Tensor& attn_logits) {
+  return cope_ops::position_logits(query, attn_logits, pos_emb,
+                                   gate_bias.defined() ? std::make_optional(gate_bias) : std::nullopt,
+                                   options.scale_position_logits());
+}
+
+std::tuple<at::Tensor, at::Tensor> CoPEImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                             const at::Tensor& value, const AttendOptions& call) {
+  check_query("CoPE", query, options.head_dim(), options.num_heads());
+  if (options.gate() == CoPEGate::kValue) {
+    check_width("CoPE", "value", value, options.head_dim());
+    TORCH_CHECK_VALUE(!call.gate_key(),
+                      "CoPE: expected no gate_key with gate='value', where the values make the gates");
+    return posenc::cope_attention_with_lse(query, key, value, pos_emb, cope_options(*this, call, value));
+  }
+  check_gate_key(options.gate(), call.gate_key().has_value());
+  return posenc::cope_attention_with_lse(query, key, value, pos_emb, cope_options(*this, call, call.gate_key()));
+}
+
+at::Tensor CoPEImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
+  check_query("CoPE", query, options.head_dim(), options.num_heads());
+  check_gate_key(options.gate(), call.gate_key().has_value());
+  check_no_dropout("CoPE", call);
+  return attention_ops::cope_attention_logits(query, key, pos_emb, cope_options(*this, call, call.gate_key()));
+}
+
+}  // namespace posenc::nn

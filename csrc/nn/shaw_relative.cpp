@@ -1,0 +1,84 @@
+#include <posenc/nn/shaw_relative.h>
+
+#include "attention/ops.h"
+#include "nn/score_call.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+
+namespace posenc::nn {
+namespace {
+
+std::optional<at::Tensor> where_defined(const at::Tensor& parameter) {
+  return parameter.defined() ? std::make_optional(parameter) : std::nullopt;
+}
+
+}  // namespace
+
+void check(const ShawRelativeOptions& o) {
+  TORCH_CHECK_VALUE(o.head_dim() >= 1, "ShawRelative: expected head_dim to be at least 1, but got ", o.head_dim());
+  TORCH_CHECK_VALUE(o.max_distance() >= 0, "ShawRelative: expected max_distance to be at least 0, but got ",
+                    o.max_distance());
+  TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "ShawRelative: expected num_heads to be at least 1, but got ",
+                    o.num_heads().value_or(0));
+}
+
+double initial_bound(const ShawRelativeOptions& o) {
+  return std::sqrt(6.0 / static_cast<double>(2 * o.max_distance() + 1 + o.head_dim()));
+}
+
+ShawRelativeImpl::ShawRelativeImpl(ShawRelativeOptions options) : options(std::move(options)) { reset(); }
+
+void ShawRelativeImpl::reset() {
+  check(options);
+  std::vector<int64_t> sizes{2 * options.max_distance() + 1, options.head_dim()};
+  if (options.num_heads()) {
+    sizes.insert(sizes.begin(), *options.num_heads());
+  }
+  const at::TensorOptions kind(c10::get_default_dtype_as_scalartype());
+  rel_k = register_parameter("rel_k", at::empty(sizes, kind));
+  if (options.values()) {
+    rel_v = register_parameter("rel_v", at::empty(sizes, kind));
+  }
+  reset_parameters();
+}
+
+void ShawRelativeImpl::reset_parameters() {
+  const double bound = initial_bound(options);
+  for (auto& table : parameters()) {
+    torch::nn::init::uniform_(table, -bound, bound);
+  }
+}
+
+void ShawRelativeImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "posenc::nn::ShawRelative(head_dim=" << options.head_dim()
+         << ", max_distance=" << options.max_distance();
+  if (options.num_heads()) {
+    stream << ", num_heads=" << *options.num_heads();
+  }
+  stream << ", values=" << options.values() << ")";
+}
+
+std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                                     const at::Tensor& value,
+                                                                     const AttendOptions& call) {
+  check_query("ShawRelative", query, options.head_dim(), options.num_heads());
+  if (options.values()) {
+    check_width("ShawRelative", "value", value, options.head_dim());
+  }
+  check_no_gate_key("ShawRelative", call);
+  return posenc::relative_attention_with_lse(query, key, value, rel_k, where_defined(rel_v),
+                                             op_options<RelativeAttentionFuncOptions>(call));
+}
+
+at::Tensor ShawRelativeImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
+  check_query("ShawRelative", query, options.head_dim(), options.num_heads());
+  check_no_gate_key("ShawRelative", call);
+  check_no_dropout("ShawRelative", call);
+  return attention_ops::relative_attention_logits(query, key, rel_k, op_options<RelativeAttentionFuncOptions>(call));
+}
+
+}  // namespace posenc::nn

@@ -1,0 +1,137 @@
+import torch
+from torch import Tensor
+
+from posenc import _C
+from posenc.nn.heads import check_query, check_width
+from posenc.nn.score import ScoreEncoding
+
+_relative_attention = torch.ops.posenc.relative_attention.default
+_relative_attention_logits = torch.ops.posenc._relative_attention_logits.default
+
+
+class ShawRelative(ScoreEncoding):
+    """Relative position representations (Shaw et al., arXiv 1803.02155, eq. 3 and 4).
+
+    Learned vectors for each clipped distance ``r = R + clip(k_position - q_position, -R, R)``, added to keys and to values:
+    ``score(i, j) = q_i . (k_j + rel_k[r]) / sqrt(D)`` and ``out_i = sum over j of weight(i, j) (v_j + rel_v[r])``.
+
+    Tables start uniform within ``sqrt(6 / (2R + 1 + D))``, Glorot's bound: the paper names no initialisation, the authors'
+    code in tensor2tensor takes this default of its library.
+
+    Args:
+        head_dim: D, the width of a head.
+        max_distance: R, in tokens; distances beyond it share the last entries. The paper uses 16.
+        num_heads: H: tables per head. None: tables that all heads share, as in the paper.
+        values: False: no ``rel_v``, relative positions act on the scores alone.
+
+    Attributes:
+        rel_k: The parameter (2R+1, D) or (H, 2R+1, D).
+        rel_v: The same for values, which are then D wide; None where ``values`` is False.
+
+    Shape:
+        query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv) -> (B, H, Tq, Dv)
+
+    Raises:
+        ValueError: An option or a shape does not fit.
+        TypeError: A dtype does not fit.
+
+    Example:
+        >>> encoding = posenc.nn.ShawRelative(64, 16)
+        >>> q, k, v = torch.randn(3, 1, 8, 32, 64)
+        >>> out = encoding.attend(q, k, v, is_causal=True)
+    """
+
+    head_dim: int
+    rel_k: Tensor
+    rel_v: Tensor | None
+
+    def __init__(self, head_dim: int, max_distance: int, *, num_heads: int | None = None, values: bool = True) -> None:
+        super().__init__()
+        self._bound = _C.nn.shaw_relative_initial_bound(head_dim, max_distance, num_heads, values)
+        self.head_dim = head_dim
+        self.max_distance = max_distance
+        self.num_heads = num_heads
+        self.values = values
+        per_head = () if num_heads is None else (num_heads,)
+        sizes = (*per_head, 2 * max_distance + 1, head_dim)
+        self.rel_k = torch.nn.Parameter(torch.empty(sizes))
+        self.register_parameter("rel_v", torch.nn.Parameter(torch.empty(sizes)) if values else None)
+        self.reset_parameters()
+        self._fix("head_dim", "max_distance", "num_heads", "values")
+
+    def reset_parameters(self) -> None:
+        """Draws the tables anew."""
+        for table in self.parameters():
+            torch.nn.init.uniform_(table, -self._bound, self._bound)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+        q_positions: Tensor | None = None,
+        k_positions: Tensor | None = None,
+        dropout_p: float = 0.0,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention with relative positions; keyword arguments as in :func:`posenc.ops.relative_attention`."""
+        check_query("ShawRelative", query, self.head_dim, self.num_heads)
+        if self.values:
+            check_width("ShawRelative", "value", value, self.head_dim)
+        out, lse = _relative_attention(
+            query,
+            key,
+            value,
+            self.rel_k,
+            self.rel_v,
+            is_causal=is_causal,
+            scale=scale,
+            key_mask=key_mask,
+            window=window,
+            segment_ids=segment_ids,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            dropout_p=dropout_p,
+        )
+        return (out, lse) if return_lse else out
+
+    def logits(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+        q_positions: Tensor | None = None,
+        k_positions: Tensor | None = None,
+    ) -> Tensor:
+        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity.
+
+        ``softmax(logits) @ value``, plus the weights times ``rel_v`` where there is one, is :meth:`attend`.
+        """
+        check_query("ShawRelative", query, self.head_dim, self.num_heads)
+        return _relative_attention_logits(
+            query,
+            key,
+            self.rel_k,
+            is_causal=is_causal,
+            scale=scale,
+            key_mask=key_mask,
+            window=window,
+            segment_ids=segment_ids,
+            q_positions=q_positions,
+            k_positions=k_positions,
+        )
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"{self.head_dim}, {self.max_distance}, num_heads={self.num_heads}, values={self.values}"
