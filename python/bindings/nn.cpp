@@ -143,4 +143,7 @@ void bind_nn(py::module_& m) {
   bind_axial_rotary(m);
   bind_multimodal_rotary(m);
   bind_nn_absolute(m);
+  bind_nn_additive(m);
+  bind_nn_block(m);
+  bind_nn_contextual(m);
 }

@@ -2,11 +2,13 @@
 
 /// All modules of posenc.
 #include <posenc/nn/alibi.h>
+#include <posenc/nn/attention.h>
 #include <posenc/nn/axial_rotary.h>
 #include <posenc/nn/cape.h>
 #include <posenc/nn/cope.h>
 #include <posenc/nn/fire.h>
 #include <posenc/nn/kerple.h>
+#include <posenc/nn/kv_cache.h>
 #include <posenc/nn/learned_absolute.h>
 #include <posenc/nn/multimodal_rotary.h>
 #include <posenc/nn/piecewise.h>

@@ -1,6 +1,7 @@
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, device, dtype
 
 from posenc._C.scaling import Scaling
 
@@ -101,3 +102,209 @@ class CAPE(_AbsoluteModule):
         centre: bool = False,
     ) -> None: ...
     def inv_freq(self) -> Tensor: ...
+
+class KVCache:
+    def __init__(
+        self,
+        batch_size: int,
+        num_kv_heads: int,
+        max_length: int,
+        head_dim: int,
+        *,
+        dtype: dtype = ...,
+        device: device | str = "cpu",
+    ) -> None: ...
+    def append(
+        self, k: Tensor, v: Tensor, *, gate_key: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def gate_keys(self) -> Tensor | None: ...
+    @property
+    def positions(self) -> Tensor | None: ...
+    def reset(self) -> None: ...
+    def crop(self, length: int) -> None: ...
+
+class Attention:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        encodings: Iterable[Any] = (),
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        is_causal: bool = True,
+        window: int | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor: ...
+    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
+
+def check_attention(
+    embed_dim: int,
+    num_heads: int,
+    num_kv_heads: int | None,
+    head_dim: int | None,
+    dropout: float,
+    output_dropout: float,
+    window: int | None,
+) -> None: ...
+
+class _PositionedScoreModule:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        is_causal: bool = ...,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+        q_positions: Tensor | None = None,
+        k_positions: Tensor | None = None,
+        dropout_p: float = 0.0,
+        return_lse: bool = False,
+    ) -> Any: ...
+    def logits(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        is_causal: bool = ...,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+        q_positions: Tensor | None = None,
+        k_positions: Tensor | None = None,
+    ) -> Tensor: ...
+    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
+
+class ShawRelative(_PositionedScoreModule):
+    def __init__(
+        self, head_dim: int, max_distance: int, *, num_heads: int | None = None, values: bool = True
+    ) -> None: ...
+
+def shaw_relative_initial_bound(head_dim: int, max_distance: int, num_heads: int | None, values: bool) -> float: ...
+
+class ReRoPE(_PositionedScoreModule):
+    def __init__(
+        self,
+        head_dim: int,
+        window: int = 512,
+        *,
+        leak: float | None = None,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        log_scale_length: int | None = None,
+    ) -> None: ...
+    def inv_freq(self) -> Tensor: ...
+    def far_inv_freq(self) -> Tensor | None: ...
+
+class SelfExtend(_PositionedScoreModule):
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        group: int = 8,
+        window: int = 1024,
+        base: float = 10000.0,
+        interleaved: bool = False,
+    ) -> None: ...
+    def inv_freq(self) -> Tensor: ...
+
+class CoPE:
+    def __init__(
+        self,
+        head_dim: int,
+        max_positions: int,
+        *,
+        num_heads: int | None = None,
+        scale_position_logits: bool = False,
+        gate: str = "logits",
+        gate_bias: float | None = None,
+    ) -> None: ...
+    def forward(self, query: Tensor, attn_logits: Tensor) -> Tensor: ...
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None = None,
+        gate_key: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+        dropout_p: float = 0.0,
+        return_lse: bool = False,
+    ) -> Any: ...
+    def logits(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        scale: float | None = None,
+        gate_key: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> Tensor: ...
+    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
+
+def check_cope(
+    head_dim: int, max_positions: int, num_heads: int | None, gate: str, gate_bias: float | None
+) -> None: ...
+
+class _AdditiveModule(_PositionedScoreModule):
+    def bias(self, q_len: int, k_len: int | None = None) -> Tensor: ...
+
+class ALiBi(_AdditiveModule):
+    def __init__(self, num_heads: int, *, slopes: Sequence[float] | None = None, learnable: bool = False) -> None: ...
+    def initial_slopes(self) -> Tensor: ...
+
+class T5RelativeBias(_AdditiveModule):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = False,
+        scale: float | None = 1.0,
+    ) -> None: ...
+
+def t5_relative_bias_initial_std(
+    num_heads: int, *, num_buckets: int, max_distance: int, bidirectional: bool, scale: float | None
+) -> float: ...
+
+class Kerple(_AdditiveModule):
+    def __init__(self, num_heads: int, *, kind: str = "log") -> None: ...
+
+def check_kerple(num_heads: int, *, kind: str) -> None: ...
+
+class Sandwich(_AdditiveModule):
+    def __init__(self, num_heads: int, *, dim: int = 128) -> None: ...
+    def inv_freq(self) -> Tensor: ...
+
+class FIRE(_AdditiveModule):
+    def __init__(
+        self, num_heads: int, *, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6
+    ) -> None: ...
+
+def check_fire(num_heads: int, *, hidden_dim: int, c: float, threshold: float, eps: float) -> None: ...

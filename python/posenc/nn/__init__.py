@@ -5,23 +5,45 @@ the ones to use from Python.
 """
 
 from posenc import _C
+from posenc.nn.alibi import ALiBi
+from posenc.nn.attention import Attention
 from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cape import CAPE
+from posenc.nn.cope import CoPE
+from posenc.nn.fire import FIRE
+from posenc.nn.kerple import Kerple
+from posenc.nn.kv_cache import KVCache
 from posenc.nn.learned_absolute import LearnedAbsolute
 from posenc.nn.multimodal_rotary import MultimodalRotary
+from posenc.nn.rerope import ReRoPE
 from posenc.nn.rotary import Rotary
+from posenc.nn.sandwich import Sandwich
+from posenc.nn.self_extend import SelfExtend
+from posenc.nn.shaw_relative import ShawRelative
 from posenc.nn.sinusoidal import Sinusoidal
+from posenc.nn.t5_relative_bias import T5RelativeBias
 from posenc.nn.xpos import XPos
 
 cpp = _C.nn
 
 __all__ = [
+    "ALiBi",
     "CAPE",
+    "FIRE",
+    "Kerple",
+    "Sandwich",
+    "T5RelativeBias",
+    "Attention",
     "AxialRotary",
+    "KVCache",
     "LearnedAbsolute",
     "MultimodalRotary",
     "Rotary",
     "Sinusoidal",
     "XPos",
+    "CoPE",
+    "ReRoPE",
+    "SelfExtend",
+    "ShawRelative",
     "cpp",
 ]

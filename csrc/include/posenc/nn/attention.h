@@ -1,0 +1,118 @@
+#pragma once
+
+#include <posenc/nn/encoding.h>
+#include <posenc/nn/kv_cache.h>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <ostream>
+#include <vector>
+
+namespace posenc::nn {
+
+/// Options of Attention.
+///
+///     Attention block(AttentionOptions(512, 8).num_kv_heads(2).with(Rotary(64), CoPE(64, 129)));
+struct AttentionOptions {
+  AttentionOptions(int64_t embed_dim, int64_t num_heads) : embed_dim_(embed_dim), num_heads_(num_heads) {}
+
+  /// Appends encodings, e.g. `with(Rotary(64), ALiBi(8))`.
+  template <typename... Modules>
+  AttentionOptions& with(const torch::nn::ModuleHolder<Modules>&... modules) {
+    (encodings_.push_back(modules.ptr()), ...);
+    return *this;
+  }
+
+  /// Width of x.
+  TORCH_ARG(int64_t, embed_dim);
+  /// H, heads of queries.
+  TORCH_ARG(int64_t, num_heads);
+  /// G, heads of keys and values, a divisor of num_heads; absent: num_heads.
+  TORCH_ARG(std::optional<int64_t>, num_kv_heads) = std::nullopt;
+  /// D; absent: embed_dim / num_heads.
+  TORCH_ARG(std::optional<int64_t>, head_dim) = std::nullopt;
+  /// Encodings of any family: absolute and rotary ones act in their order here, of score encodings there is at most
+  /// one.
+  TORCH_ARG(std::vector<std::shared_ptr<torch::nn::Module>>, encodings);
+  /// Probability with which an attention weight is zeroed in training.
+  TORCH_ARG(double, dropout) = 0.0;
+  /// Probability with which an element of the output is zeroed in training.
+  TORCH_ARG(double, output_dropout) = 0.0;
+  /// Of the projections to queries, keys, values and gate keys.
+  TORCH_ARG(bool, bias) = false;
+  /// Of the output projection; absent: as bias.
+  TORCH_ARG(std::optional<bool>, output_bias) = std::nullopt;
+  TORCH_ARG(bool, is_causal) = true;
+  /// Positions that a query sees, its own included; absent: all.
+  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+};
+
+/// Options of a call to Attention.
+struct AttentionForwardOptions {
+  /// (T) or (B, T), or for rotary encodings over several axes (A, B, T); absent: the cache's length, else 0, and on.
+  TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
+  /// (B, Tk) bool, true where a key may be attended; with a cache Tk counts cached and new keys.
+  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
+  /// (B, Tk) integer: packed sequences, each of which sees itself alone.
+  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
+  /// Where keys and values of earlier tokens are, and those of x go. Not owned.
+  TORCH_ARG(std::add_pointer_t<KVCache>, cache) = nullptr;
+};
+
+/// Multi-head attention (arXiv 1706.03762) with grouped heads (arXiv 2305.13245) and positional encodings of any kind:
+///
+///     x <- x + absolute encodings;  q, k, v = projections of x;  rotary encodings turn q and k, in their order
+///     y = o_proj(softmax(scores of the score encoding, else q . k / sqrt(D)) v)
+///
+/// Positions say where tokens are, for absolute and rotary encodings, for distances in scores and for causality: a
+/// query sees keys at positions up to its own. Encodings that count for themselves (CoPE) are causal by index instead,
+/// and so is a block whose positions have several axes; those go to rotary encodings alone, absolute ones then count by
+/// index. Positions that restart within a row need segment_ids.
+///
+/// A score encoding that makes gates from keys of their own (CoPE with gates by key) adds gate_proj, whose keys rotary
+/// encodings turn as they do the others.
+///
+/// Raises c10::ValueError for options that do not fit together: a second score encoding, a score encoding that rotates
+/// queries and keys itself beside a rotary one, is_causal(false) beside one that is causal by definition, an encoding
+/// made for another width or number of heads; in a call for shapes, and where rotary frequencies depend on the length
+/// of each call (DynamicNTK, LongRoPE without seq_len) beside a cache. A call that raises leaves the cache as it was.
+class POSENC_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
+ public:
+  AttentionImpl(int64_t embed_dim, int64_t num_heads) : AttentionImpl(AttentionOptions(embed_dim, num_heads)) {}
+  explicit AttentionImpl(AttentionOptions options);
+
+  void reset() override;
+  /// Draws the projections anew; encodings are left as they are.
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override;
+
+  /// x (B, T, embed_dim) -> the same shape.
+  at::Tensor forward(const at::Tensor& x, const AttentionForwardOptions& call = {});
+
+  AttentionOptions options;
+  torch::nn::Linear q_proj = nullptr, k_proj = nullptr, v_proj = nullptr, o_proj = nullptr;
+  /// Empty unless the score encoding needs gate keys.
+  torch::nn::Linear gate_proj = nullptr;
+  torch::nn::ModuleList encodings = nullptr;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(AttentionForwardOptions())})
+
+ private:
+  void check_call(const at::Tensor& x, const AttentionForwardOptions& call) const;
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttendOptions& call) const;
+};
+
+TORCH_MODULE(Attention);
+
+/// Raises unless the options fit together.
+POSENC_API void check(const AttentionOptions& options);
+
+}  // namespace posenc::nn

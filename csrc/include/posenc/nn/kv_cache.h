@@ -1,0 +1,95 @@
+#pragma once
+
+#include <posenc/export.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+namespace posenc::nn {
+
+/// Options of KVCache.
+struct KVCacheOptions {
+  KVCacheOptions(int64_t batch_size, int64_t num_kv_heads, int64_t max_length, int64_t head_dim)
+      : batch_size_(batch_size), num_kv_heads_(num_kv_heads), max_length_(max_length), head_dim_(head_dim) {}
+  /// B.
+  TORCH_ARG(int64_t, batch_size);
+  /// G.
+  TORCH_ARG(int64_t, num_kv_heads);
+  /// Tokens that fit.
+  TORCH_ARG(int64_t, max_length);
+  /// D, of keys and values.
+  TORCH_ARG(int64_t, head_dim);
+  TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
+  TORCH_ARG(at::Device, device) = at::kCPU;
+};
+
+/// Keys and values of the tokens that one attention layer has seen, for decoding. Memory is allocated once; what it
+/// returns are views of it, which later calls extend or overwrite. For inference: tensors that require a gradient raise
+/// while gradients are recorded.
+///
+/// Attention (posenc/nn/attention.h) stores keys as they are attended: after rotary encodings. Encodings that rotate
+/// keys themselves (ReRoPE, SelfExtend) get them from here unrotated.
+///
+///     KVCache cache(KVCacheOptions(/*batch_size=*/1, /*num_kv_heads=*/8, /*max_length=*/4096, /*head_dim=*/128));
+///     auto y = attention->forward(x, AttentionForwardOptions().cache(&cache));
+class POSENC_API KVCache {
+ public:
+  /// c10::ValueError unless all sizes are positive, c10::TypeError unless dtype is floating.
+  explicit KVCache(const KVCacheOptions& options);
+  KVCache(const KVCache&) = delete;
+  KVCache& operator=(const KVCache&) = delete;
+  KVCache(KVCache&&) = default;
+  KVCache& operator=(KVCache&&) = default;
+
+  /// Stores new tokens and returns the keys and values of all so far, views (B, G, length(), D).
+  ///
+  /// k, v and gate_key (B, G, T, D), of the cache's dtype and on its device; gate keys (of CoPE) come with every token
+  /// or with none. positions (T) or (B, T), integer or floating; tokens without count by their place in the cache.
+  ///
+  /// Raises, before anything is stored: c10::ValueError for shapes, devices and more tokens than fit, c10::TypeError
+  /// for dtypes, c10::Error where a tensor requires a gradient while gradients are recorded.
+  std::tuple<at::Tensor, at::Tensor> append(const at::Tensor& k, const at::Tensor& v,
+                                            const std::optional<at::Tensor>& gate_key = std::nullopt,
+                                            const std::optional<at::Tensor>& positions = std::nullopt);
+
+  /// Tokens stored.
+  int64_t length() const { return length_; }
+  /// View (B, G, length(), D), where tokens came with gate keys.
+  std::optional<at::Tensor> gate_keys() const;
+  /// View (B, length()), absent where no token came with a position. Integer; float32 where all came as float32 or
+  /// narrower; else float64, which holds whole numbers to 2^53 exactly.
+  std::optional<at::Tensor> positions() const;
+
+  /// Forgets all tokens.
+  void reset() { crop(0); }
+  /// Forgets all but the first `length` tokens. c10::ValueError unless that is from 0 to length().
+  void crop(int64_t length);
+
+  const KVCacheOptions& options() const { return options_; }
+
+ private:
+  friend class AttentionImpl;
+
+  /// What restore() goes back to. Later tokens change none of it: they are written behind the stored ones.
+  struct State {
+    int64_t length;
+    at::Tensor gate_keys, positions;
+  };
+  State state() const { return {length_, gate_keys_, positions_}; }
+  void restore(State state);
+
+  void check(const at::Tensor& x, const char* name, int64_t tokens) const;
+  void check_positions(const at::Tensor& positions, int64_t tokens) const;
+  void store_positions(const std::optional<at::Tensor>& positions, int64_t tokens);
+
+  KVCacheOptions options_;
+  int64_t length_ = 0;
+  /// (B, G, max_length, D); gate_keys_ and positions_ (B, max_length) undefined until given.
+  at::Tensor keys_, values_, gate_keys_, positions_;
+};
+
+}  // namespace posenc::nn

@@ -1,0 +1,275 @@
+#include <posenc/nn/attention.h>
+
+#include <posenc/nn/rotary.h>
+#include <posenc/nn/sinusoidal.h>
+#include <posenc/ops_attention.h>
+
+#include <ATen/ops/dropout.h>
+
+namespace posenc::nn {
+namespace {
+
+int64_t kv_heads(const AttentionOptions& o) { return o.num_kv_heads().value_or(o.num_heads()); }
+
+int64_t head_width(const AttentionOptions& o) { return o.head_dim().value_or(o.embed_dim() / o.num_heads()); }
+
+/// The members of one family, in order.
+template <typename Family>
+std::vector<Family*> members(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  std::vector<Family*> found;
+  for (const auto& module : modules) {
+    if (auto* member = dynamic_cast<Family*>(module.get())) {
+      found.push_back(member);
+    }
+  }
+  return found;
+}
+
+template <typename Family>
+std::vector<Family*> members(const torch::nn::ModuleList& encodings) {
+  return members<Family>(std::vector(encodings->begin(), encodings->end()));
+}
+
+ScoreEncoding* score_of(const torch::nn::ModuleList& encodings) {
+  const auto scores = members<ScoreEncoding>(encodings);
+  return scores.empty() ? nullptr : scores.front();
+}
+
+/// Raises where an encoding was made for embeddings or heads of another size.
+void check_sizes(const torch::nn::Module& module, const AttentionOptions& o) {
+  const auto same = [&](const char* name, const char* own_name, int64_t expected, std::optional<int64_t> actual) {
+    TORCH_CHECK_VALUE(actual.value_or(expected) == expected, "Attention: expected ", module.name(), " to have ", name,
+                      " ", expected, ", as the block's ", own_name, " is ", expected, ", but got ", *actual);
+  };
+  if (const auto* absolute = dynamic_cast<const AbsoluteEncoding*>(&module)) {
+    same("dim", "embed_dim", o.embed_dim(), absolute->dim());
+  }
+  if (const auto* rotary = dynamic_cast<const RotaryEncoding*>(&module)) {
+    same("head_dim", "head_dim", head_width(o), rotary->head_dim());
+    same("num_heads", "num_heads", o.num_heads(), rotary->num_heads());
+  }
+  if (const auto* score = dynamic_cast<const ScoreEncoding*>(&module)) {
+    same("head_dim", "head_dim", head_width(o), score->head_dim());
+    same("num_heads", "num_heads", o.num_heads(), score->num_heads());
+  }
+}
+
+void check_encodings(const AttentionOptions& o) {
+  for (const auto& module : o.encodings()) {
+    TORCH_CHECK_VALUE(module, "Attention: expected encodings, but got an empty module");
+    TORCH_CHECK_TYPE(dynamic_cast<AbsoluteEncoding*>(module.get()) || dynamic_cast<RotaryEncoding*>(module.get()) ||
+                         dynamic_cast<ScoreEncoding*>(module.get()),
+                     "Attention: expected encodings to be absolute, rotary or score encodings of posenc, but got ",
+                     module->name());
+  }
+  for (const auto& module : o.encodings()) {
+    check_sizes(*module, o);
+  }
+  const auto scores = members<ScoreEncoding>(o.encodings());
+  TORCH_CHECK_VALUE(scores.size() <= 1, "Attention: expected at most one score encoding, but got ", scores.size());
+  if (scores.empty()) {
+    return;
+  }
+  TORCH_CHECK_VALUE(!scores.front()->rotates() || members<RotaryEncoding>(o.encodings()).empty(),
+                    "Attention: expected no rotary encoding beside a score encoding that rotates queries and keys "
+                    "itself");
+  TORCH_CHECK_VALUE(!scores.front()->always_causal() || o.is_causal(),
+                    "Attention: expected is_causal to be true beside a score encoding that is causal by definition");
+}
+
+/// (B, T, N * D) -> (B, N, T, D).
+at::Tensor split_heads(const at::Tensor& x, int64_t heads) { return x.unflatten(-1, {heads, -1}).transpose(1, 2); }
+
+torch::nn::Linear projection(int64_t from, int64_t to, bool bias) {
+  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
+}
+
+}  // namespace
+
+void check(const AttentionOptions& o) {
+  const auto positive = [](const char* name, int64_t value) {
+    TORCH_CHECK_VALUE(value >= 1, "Attention: expected ", name, " to be at least 1, but got ", value);
+  };
+  positive("embed_dim", o.embed_dim());
+  positive("num_heads", o.num_heads());
+  positive("num_kv_heads", kv_heads(o));
+  positive("head_dim", o.head_dim().value_or(1));
+  positive("window", o.window().value_or(1));
+  TORCH_CHECK_VALUE(o.num_heads() % kv_heads(o) == 0, "Attention: expected num_heads ", o.num_heads(),
+                    " to be a multiple of num_kv_heads, but got ", kv_heads(o));
+  TORCH_CHECK_VALUE(o.head_dim() || o.embed_dim() % o.num_heads() == 0, "Attention: expected embed_dim ", o.embed_dim(),
+                    " to be a multiple of num_heads ", o.num_heads(), ", or head_dim to be given");
+  for (const auto& [name, p] : {std::pair("dropout", o.dropout()), std::pair("output_dropout", o.output_dropout())}) {
+    TORCH_CHECK_VALUE(p >= 0 && p < 1, "Attention: expected ", name, " from 0 to below 1, but got ", p);
+  }
+  check_encodings(o);
+}
+
+AttentionImpl::AttentionImpl(AttentionOptions options) : options(std::move(options)) { reset(); }
+
+void AttentionImpl::reset() {
+  check(options);
+  const int64_t width = options.embed_dim(), d = head_width(options), all = options.num_heads() * d,
+                kv = kv_heads(options) * d;
+  q_proj = register_module("q_proj", projection(width, all, options.bias()));
+  k_proj = register_module("k_proj", projection(width, kv, options.bias()));
+  v_proj = register_module("v_proj", projection(width, kv, options.bias()));
+  o_proj = register_module("o_proj", projection(all, width, options.output_bias().value_or(options.bias())));
+  encodings = torch::nn::ModuleList();
+  for (const auto& module : options.encodings()) {
+    encodings->push_back(module);
+  }
+  const auto* score = score_of(encodings);
+  if (score != nullptr && score->needs_gate_key()) {
+    gate_proj = register_module("gate_proj", projection(width, kv, options.bias()));
+  }
+  register_module("encodings", encodings);
+}
+
+void AttentionImpl::reset_parameters() {
+  for (auto* linear : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj}) {
+    if (!linear->is_empty()) {
+      (*linear)->reset_parameters();
+    }
+  }
+}
+
+std::shared_ptr<torch::nn::Module> AttentionImpl::clone(const std::optional<at::Device>& device) const {
+  auto copy = std::static_pointer_cast<AttentionImpl>(Cloneable::clone(device));
+  // What the copy was made from names this module's encodings.
+  copy->options.encodings({copy->encodings->begin(), copy->encodings->end()});
+  return copy;
+}
+
+void AttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "posenc::nn::Attention(embed_dim=" << options.embed_dim()
+         << ", num_heads=" << options.num_heads() << ", num_kv_heads=" << kv_heads(options)
+         << ", head_dim=" << head_width(options) << ", dropout=" << options.dropout()
+         << ", output_dropout=" << options.output_dropout() << ", bias=" << options.bias()
+         << ", output_bias=" << options.output_bias().value_or(options.bias()) << ", is_causal=" << options.is_causal();
+  if (options.window()) {
+    stream << ", window=" << *options.window();
+  }
+  stream << ")";
+}
+
+void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOptions& call) const {
+  TORCH_CHECK_VALUE(x.defined() && x.dim() == 3 && x.size(2) == options.embed_dim(),
+                    "Attention: expected x of shape (batch, length, embed_dim) with embed_dim ", options.embed_dim(),
+                    ", but got ", x.defined() ? c10::str(x.sizes()) : "an undefined tensor");
+  const auto& positions = call.positions();
+  if (positions) {
+    const int64_t dims = positions->dim();
+    const bool fits = dims >= 1 && dims <= 3 && positions->size(-1) == x.size(1) &&
+                      (dims == 1 || positions->size(-2) == x.size(0) || positions->size(-2) == 1);
+    TORCH_CHECK_VALUE(fits,
+                      "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) "
+                      "beside x of shape ",
+                      x.sizes(), ", but got ", positions->sizes());
+    TORCH_CHECK_VALUE(dims < 3 || score_of(encodings) == nullptr,
+                      "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, "
+                      "whose distances have one axis, but got ",
+                      positions->sizes());
+  }
+  const auto rotary = members<RotaryEncoding>(encodings);
+  if (positions && positions->dim() == 3) {
+    TORCH_CHECK_VALUE(!rotary.empty(),
+                      "Attention: expected a rotary encoding that takes positions of several axes, "
+                      "beside positions of shape ",
+                      positions->sizes());
+  }
+  for (const auto* encoding : rotary) {
+    const auto axes = encoding->position_axes();
+    if (positions) {
+      const bool several = positions->dim() == 3;
+      TORCH_CHECK_VALUE(several == axes.has_value() && (!several || positions->size(0) == *axes),
+                        "Attention: expected positions of shape ",
+                        axes ? c10::str("(", *axes, ", batch, length)") : "(length) or (batch, length)",
+                        " for its rotary encoding, but got ", positions->sizes());
+    }
+    TORCH_CHECK_VALUE(call.cache() == nullptr || !encoding->depends_on_call_length(),
+                      "Attention: a rotary scaling that depends on the length of each call turns cached keys and later "
+                      "queries differently: give the rotary encoding seq_len, one length for all calls");
+  }
+}
+
+at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOptions& call) {
+  check_call(x, call);
+  KVCache* cache = call.cache();
+  const int64_t start = cache == nullptr ? 0 : cache->length();
+  const auto& positions = call.positions();
+  const bool several_axes = positions && positions->dim() == 3;
+  // Where tokens are on the one axis of distances and causality.
+  const auto places = several_axes ? std::nullopt : positions;
+
+  at::Tensor embedded = x;
+  for (auto* encoding : members<AbsoluteEncoding>(encodings)) {
+    embedded = encoding->embed(embedded, AbsoluteForwardOptions().positions(places).offset(places ? 0 : start));
+  }
+  const int64_t kv = kv_heads(options);
+  at::Tensor q = split_heads(q_proj->forward(embedded), options.num_heads());
+  at::Tensor k = split_heads(k_proj->forward(embedded), kv), v = split_heads(v_proj->forward(embedded), kv);
+  std::optional<at::Tensor> gate_key;
+  if (!gate_proj.is_empty()) {
+    gate_key = split_heads(gate_proj->forward(embedded), kv);
+  }
+  const auto turn = RotaryForwardOptions().positions(positions).offset(positions ? 0 : start);
+  for (auto* encoding : members<RotaryEncoding>(encodings)) {
+    if (gate_key) {
+      gate_key = std::get<1>(encoding->rotate(*gate_key, *gate_key, turn));
+    }
+    std::tie(q, k) = encoding->rotate(q, k, turn);
+  }
+
+  auto attended = AttendOptions()
+                      .key_mask(call.key_mask())
+                      .segment_ids(call.segment_ids())
+                      .window(options.window())
+                      .dropout_p(is_training() ? options.dropout() : 0.0)
+                      .gate_key(gate_key);
+  const auto output = [&](const at::Tensor& out) {
+    const at::Tensor y = o_proj->forward(out.transpose(1, 2).flatten(2));
+    return at::dropout(y, options.output_dropout(), is_training());
+  };
+  if (cache == nullptr) {
+    return output(attend(q, k, v, attended.q_positions(places).k_positions(places)));
+  }
+  const auto before = cache->state();
+  const auto [keys, values] = cache->append(k, v, gate_key, places);
+  try {
+    attended.gate_key(cache->gate_keys()).k_positions(cache->positions());
+    if (const auto all = cache->positions()) {
+      attended.q_positions(all->narrow(1, start, x.size(1)));
+    }
+    return output(attend(q, keys, values, attended));
+  } catch (...) {
+    cache->restore(before);
+    throw;
+  }
+}
+
+at::Tensor AttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const AttendOptions& call) const {
+  ScoreEncoding* score = score_of(encodings);
+  if (score == nullptr) {
+    return posenc::attention(q, k, v,
+                             AttentionFuncOptions()
+                                 .is_causal(options.is_causal())
+                                 .key_mask(call.key_mask())
+                                 .window(call.window())
+                                 .segment_ids(call.segment_ids())
+                                 .q_positions(call.q_positions())
+                                 .k_positions(call.k_positions())
+                                 .dropout_p(call.dropout_p()));
+  }
+  auto own = call;
+  if (!score->always_causal()) {
+    own.is_causal(options.is_causal());
+  }
+  if (!score->takes_positions()) {
+    own.q_positions(std::nullopt).k_positions(std::nullopt);
+  }
+  return score->attend(q, k, v, own);
+}
+
+}  // namespace posenc::nn

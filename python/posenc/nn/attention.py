@@ -1,0 +1,302 @@
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+
+from posenc import _C, ops
+from posenc.nn.absolute import AbsoluteEncoding
+from posenc.nn.base import Encoding
+from posenc.nn.kv_cache import KVCache
+from posenc.nn.rotary import RotaryEncoding
+from posenc.nn.score import ScoreEncoding
+
+
+class Attention(Encoding):
+    """Multi-head attention (arXiv 1706.03762) with grouped heads (arXiv 2305.13245) and any positional encodings.
+
+    Absolute encodings are added to ``x``, queries, keys and values are its projections, rotary encodings turn queries and
+    keys, the score encoding (or plain ``scale * q @ k``) attends, ``o_proj`` maps back. No encodings at all is NoPE: the
+    causal mask alone tells order.
+
+    Positions say where tokens are: for absolute and rotary encodings, for distances in scores, and for causality, by
+    which a query sees keys at positions up to its own. Encodings that count for themselves (CoPE) are causal by index
+    instead, and so is a block whose positions have several axes; those go to rotary encodings alone, and absolute ones
+    then count by index. Positions that restart within a row need ``segment_ids``.
+
+    Args:
+        embed_dim: Width of ``x``.
+        num_heads: H, heads of queries.
+        num_kv_heads: G, heads of keys and values, a divisor of ``num_heads``; None: ``num_heads``.
+        head_dim: D; None: ``embed_dim / num_heads``.
+        encodings: Modules of posenc.nn of any family. Absolute and rotary ones act in their order here; at most one may
+            be a score encoding. One that rotates queries and keys itself (ReRoPE, SelfExtend) stands without rotary ones.
+        dropout: Probability with which an attention weight is zeroed in training.
+        output_dropout: Probability with which an element of the output is zeroed in training.
+        bias: Whether the projections to queries, keys, values and gate keys have one.
+        output_bias: Whether the output projection has one; None: as ``bias``.
+        is_causal: Queries see no later keys.
+        window: Positions that a query sees, its own included; None: all.
+
+    Attributes:
+        q_proj, k_proj, v_proj, o_proj: The projections, each a ``torch.nn.Linear``.
+        gate_proj: Keys of the gates, where the score encoding wants them (CoPE with ``gate="key"``), else None. Rotary
+            encodings turn them as they do keys.
+        encodings: The encodings, a ``torch.nn.ModuleList``.
+
+    Shape:
+        x (B, T, embed_dim) -> the same
+
+    Raises:
+        ValueError: Options or encodings do not fit together, or an encoding was made for another width or number of
+            heads.
+        TypeError: ``encodings`` is no list of modules, or one of them is of no family.
+
+    Example:
+        >>> attention = posenc.nn.Attention(
+        ...     512, 8, num_kv_heads=2, encodings=[posenc.nn.Rotary(64), posenc.nn.CoPE(64, 129)]
+        ... )
+        >>> y = attention(torch.randn(2, 16, 512))
+    """
+
+    q_proj: torch.nn.Linear
+    k_proj: torch.nn.Linear
+    v_proj: torch.nn.Linear
+    o_proj: torch.nn.Linear
+    gate_proj: torch.nn.Linear | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        encodings: Iterable[Encoding] = (),
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        is_causal: bool = True,
+        window: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(encodings, Iterable):
+            raise TypeError(
+                f"Attention: expected encodings to be a list of modules, but got {type(encodings).__name__}: pass one "
+                "module as encodings=[module]"
+            )
+        encodings = list(encodings)
+        _C.nn.check_attention(embed_dim, num_heads, num_kv_heads, head_dim, dropout, output_dropout, window)
+        score = _check_encodings(encodings, is_causal)
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.dropout = dropout
+        self.output_dropout = output_dropout
+        self.bias = bias
+        self.output_bias = bias if output_bias is None else output_bias
+        self.is_causal = is_causal
+        self.window = window
+        for encoding in encodings:
+            self._check_sizes(encoding)
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = torch.nn.Linear(embed_dim, width, bias=bias)
+        self.k_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias)
+        self.v_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias)
+        self.o_proj = torch.nn.Linear(width, embed_dim, bias=self.output_bias)
+        needs_gate_key = score is not None and score.needs_gate_key
+        self.gate_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias) if needs_gate_key else None
+        self.encodings = torch.nn.ModuleList(encodings)
+        self._fix("embed_dim", "num_heads", "num_kv_heads", "head_dim", "bias", "output_bias", "is_causal")
+
+    def reset_parameters(self) -> None:
+        """Draws the projections anew; encodings are left as they are."""
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.gate_proj):
+            if linear is not None:
+                linear.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return (
+            f"{self.embed_dim}, {self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
+            f"dropout={self.dropout}, output_dropout={self.output_dropout}, bias={self.bias}, "
+            f"output_bias={self.output_bias}, is_causal={self.is_causal}, window={self.window}"
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Attention of the tokens of ``x`` to each other, and to those in ``cache``.
+
+        Args:
+            x: (B, T, embed_dim); with a cache, the new tokens.
+            positions: (T) or (B, T), or for rotary encodings over several axes (A, B, T). None: ``arange(T)``, after
+                ``cache.length`` tokens.
+            key_mask: (B, Tk) bool, True where a key may be attended; with a cache Tk counts cached and new keys.
+            segment_ids: (B, Tk) integer: packed sequences, each of which sees itself alone.
+            cache: Where keys and values of earlier tokens are, and those of ``x`` go.
+
+        Raises:
+            ValueError: A shape does not fit; positions over several axes meet a score encoding; or a rotary scaling that
+                depends on the length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The cache is
+                left as it was.
+            TypeError: A dtype does not fit.
+        """
+        self._check_call(x, positions, cache)
+        start = 0 if cache is None else cache.length
+        # Where tokens are on the one axis of distances and causality.
+        places = None if positions is not None and positions.dim() == 3 else positions
+        for encoding in self._members(AbsoluteEncoding):
+            x = encoding(x, places, offset=start if places is None else 0)
+
+        q = self._heads(self.q_proj(x), self.num_heads)
+        k = self._heads(self.k_proj(x), self.num_kv_heads)
+        v = self._heads(self.v_proj(x), self.num_kv_heads)
+        gate_key = None if self.gate_proj is None else self._heads(self.gate_proj(x), self.num_kv_heads)
+        offset = start if positions is None else 0
+        for encoding in self._members(RotaryEncoding):
+            if gate_key is not None:
+                _, gate_key = encoding(gate_key, gate_key, positions, offset=offset)
+            q, k = encoding(q, k, positions, offset=offset)
+
+        masks = {"key_mask": key_mask, "segment_ids": segment_ids}
+        if cache is None:
+            return self._output(self._attend(q, k, v, gate_key, places, places, masks))
+        before = cache._state()
+        k, v = cache.append(k, v, gate_key=gate_key, positions=places)
+        try:
+            known = cache.positions
+            new = None if known is None else known[:, start:]
+            return self._output(self._attend(q, k, v, cache.gate_keys, new, known, masks))
+        except Exception:
+            cache._restore(before)
+            raise
+
+    def _output(self, attended: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, T, embed_dim)."""
+        return dropout(self.o_proj(attended.transpose(1, 2).flatten(2)), self.output_dropout, self.training)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate_key: Tensor | None,
+        q_positions: Tensor | None,
+        k_positions: Tensor | None,
+        masks: dict[str, Tensor | None],
+    ) -> Tensor:
+        call: dict[str, Any] = {"window": self.window, "dropout_p": self.dropout if self.training else 0.0, **masks}
+        places: dict[str, Any] = {"q_positions": q_positions, "k_positions": k_positions}
+        score = next(iter(self._members(ScoreEncoding)), None)
+        if score is None:
+            return ops.attention(q, k, v, is_causal=self.is_causal, **places, **call)
+        if not score.always_causal:
+            call["is_causal"] = self.is_causal
+        if score.takes_positions:
+            call.update(places)
+        if score.needs_gate_key:
+            call["gate_key"] = gate_key
+        return score.attend(q, k, v, **call)
+
+    def _members(self, family: type) -> list[Any]:
+        return [encoding for encoding in self.encodings if isinstance(encoding, family)]
+
+    def _heads(self, x: Tensor, heads: int) -> Tensor:
+        """(B, T, heads * D) -> (B, heads, T, D)."""
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+
+    def _check_sizes(self, encoding: Encoding) -> None:
+        """Raises where an encoding was made for embeddings or heads of another size."""
+        sizes = {"head_dim": self.head_dim, "num_heads": self.num_heads}
+        for name, expected in ({"dim": self.embed_dim} if isinstance(encoding, AbsoluteEncoding) else sizes).items():
+            actual = getattr(encoding, name, None)
+            if actual not in (None, expected):
+                raise ValueError(
+                    f"Attention: expected {type(encoding).__name__} to have {name} {expected}, as the block's "
+                    f"{'embed_dim' if name == 'dim' else name} is {expected}, but got {actual}"
+                )
+
+    def _check_call(self, x: Tensor, positions: Tensor | None, cache: KVCache | None) -> None:
+        if x.dim() != 3 or x.shape[2] != self.embed_dim:
+            raise ValueError(
+                f"Attention: expected x of shape (batch, length, embed_dim) with embed_dim {self.embed_dim}, but got "
+                f"{list(x.shape)}"
+            )
+        rotary = self._members(RotaryEncoding)
+        if positions is not None:
+            self._check_positions(positions, x, rotary)
+        if cache is not None and any(encoding.depends_on_call_length for encoding in rotary):
+            raise ValueError(
+                "Attention: a rotary scaling that depends on the length of each call turns cached keys and later queries "
+                "differently: give the rotary encoding seq_len, one length for all calls"
+            )
+
+    def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding]) -> None:
+        shape, dims = list(positions.shape), positions.dim()
+        fits = 1 <= dims <= 3 and shape[-1] == x.shape[1] and (dims == 1 or shape[-2] in (1, x.shape[0]))
+        if not fits:
+            raise ValueError(
+                "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) beside x of "
+                f"shape {list(x.shape)}, but got {shape}"
+            )
+        if dims == 3 and self._members(ScoreEncoding):
+            raise ValueError(
+                "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, whose "
+                f"distances have one axis, but got {shape}"
+            )
+        if dims == 3 and not rotary:
+            raise ValueError(
+                "Attention: expected a rotary encoding that takes positions of several axes, beside positions of shape "
+                f"{shape}"
+            )
+        for encoding in rotary:
+            axes = encoding.position_axes
+            if (dims == 3) != (axes is not None) or (dims == 3 and shape[0] != axes):
+                expected = "(length) or (batch, length)" if axes is None else f"({axes}, batch, length)"
+                raise ValueError(
+                    f"Attention: expected positions of shape {expected} for its rotary encoding, but got {shape}"
+                )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # As the base does for parameters of its own: the projections' plain modules would stay uninitialised.
+        was_meta = self.q_proj.weight.is_meta
+        result = super()._apply(fn, recurse)
+        if was_meta and not self.q_proj.weight.is_meta:
+            self.reset_parameters()
+        return result
+
+
+def _check_encodings(encodings: list[Encoding], is_causal: bool) -> ScoreEncoding | None:
+    """The score encoding, if there is one; raises where the encodings do not fit together."""
+    for encoding in encodings:
+        if not isinstance(encoding, (AbsoluteEncoding, RotaryEncoding, ScoreEncoding)):
+            raise TypeError(
+                "Attention: expected encodings to be absolute, rotary or score encodings of posenc, but got "
+                f"{type(encoding).__name__}"
+            )
+    scores = [encoding for encoding in encodings if isinstance(encoding, ScoreEncoding)]
+    if not scores:
+        return None
+    if len(scores) > 1:
+        names = ", ".join(type(score).__name__ for score in scores)
+        raise ValueError(f"Attention: expected at most one score encoding, but got {len(scores)}: {names}")
+    [score] = scores
+    if score.rotates and any(isinstance(encoding, RotaryEncoding) for encoding in encodings):
+        raise ValueError(
+            f"Attention: expected no rotary encoding beside {type(score).__name__}, which rotates queries and keys itself"
+        )
+    if score.always_causal and not is_causal:
+        raise ValueError(
+            f"Attention: expected is_causal to be true beside {type(score).__name__}, which is causal by definition"
+        )
+    return score

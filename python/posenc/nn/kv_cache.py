@@ -1,0 +1,220 @@
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of the tokens that one attention layer has seen, for decoding.
+
+    Memory is allocated once; what :meth:`append` returns are views of it, which later calls extend or overwrite. For
+    inference: tensors that require a gradient raise while gradients are recorded.
+
+    :class:`Attention` stores keys as they are attended: after rotary encodings. Encodings that rotate keys themselves
+    (ReRoPE, SelfExtend) get them from here unrotated.
+
+    Args:
+        batch_size: B.
+        num_kv_heads: G.
+        max_length: Tokens that fit.
+        head_dim: D, of keys and values.
+        dtype: Of keys and values.
+        device: Where they are; None: torch's default device.
+
+    Raises:
+        ValueError: A size is not positive.
+        TypeError: The dtype is not floating.
+
+    Example:
+        >>> cache = posenc.nn.KVCache(1, 8, 4096, 64)
+        >>> with torch.no_grad():
+        ...     y = attention(prompt, cache=cache)  # a posenc.nn.Attention
+        ...     y = attention(next_token, cache=cache)
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_kv_heads: int,
+        max_length: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        sizes = {
+            "batch_size": batch_size,
+            "num_kv_heads": num_kv_heads,
+            "max_length": max_length,
+            "head_dim": head_dim,
+        }
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"KVCache: expected {name} to be at least 1, but got {value}")
+        if not dtype.is_floating_point:
+            raise TypeError(f"KVCache: expected a floating dtype, but got {dtype}")
+        self.batch_size = batch_size
+        self.num_kv_heads = num_kv_heads
+        self.max_length = max_length
+        self.head_dim = head_dim
+        self._length = 0
+        shape = (batch_size, num_kv_heads, max_length, head_dim)
+        self._keys = _allocate(shape, dtype, device)
+        self._values = _allocate(shape, dtype, device)
+        self._gate_keys: Tensor | None = None
+        self._positions: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens stored."""
+        return self._length
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._keys.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where keys and values are."""
+        return self._keys.device
+
+    @property
+    def gate_keys(self) -> Tensor | None:
+        """View (B, G, length, D), where tokens came with gate keys; else None."""
+        return None if self._gate_keys is None else self._gate_keys[:, :, : self._length]
+
+    @property
+    def positions(self) -> Tensor | None:
+        """View (B, length), or None where no token came with a position.
+
+        Integer; float32 where all came as float32 or narrower; else float64, which holds whole numbers to 2**53 exactly.
+        """
+        return None if self._positions is None else self._positions[:, : self._length]
+
+    def append(
+        self, k: Tensor, v: Tensor, *, gate_key: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Stores new tokens and returns the keys and values of all so far, views (B, G, length, D).
+
+        Args:
+            k: (B, G, T, D), of the cache's dtype and on its device.
+            v: The same.
+            gate_key: The same (gate keys of CoPE); with every token or with none.
+            positions: (T) or (B, T), integer or floating; tokens without count by their place in the cache.
+
+        Raises:
+            ValueError: A shape or a device does not fit, or more tokens come than fit. Nothing is stored then.
+            TypeError: A dtype does not fit.
+            RuntimeError: A tensor requires a gradient while gradients are recorded.
+        """
+        if k.dim() != 4:
+            raise ValueError(f"KVCache: expected k of shape (batch, heads, tokens, head_dim), but got {list(k.shape)}")
+        tokens = k.shape[2]
+        self._check(k, "k", tokens)
+        self._check(v, "v", tokens)
+        if self._length > 0 and (gate_key is None) != (self._gate_keys is None):
+            came = "without" if self._gate_keys is None else "with"
+            raise ValueError(
+                f"KVCache: expected gate_key with every token or with none, but the cached ones came {came}"
+            )
+        if gate_key is not None:
+            self._check(gate_key, "gate_key", tokens)
+        if positions is not None:
+            self._check_positions(positions, tokens)
+        start, end = self._length, self._length + tokens
+        if end > self.max_length:
+            raise ValueError(
+                f"KVCache: expected at most max_length {self.max_length} tokens, but got {tokens} new after {start} "
+                f"cached, {end} in all"
+            )
+        self._keys[:, :, start:end].copy_(k)
+        self._values[:, :, start:end].copy_(v)
+        if gate_key is not None:
+            if self._gate_keys is None:
+                self._gate_keys = _allocate(self._keys.shape, self.dtype, self.device)
+            self._gate_keys[:, :, start:end].copy_(gate_key)
+        self._store_positions(positions, start, end)
+        self._length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        self.crop(0)
+
+    def crop(self, length: int) -> None:
+        """Forgets all but the first ``length`` tokens.
+
+        Raises:
+            ValueError: ``length`` is not from 0 to :attr:`length`.
+            TypeError: ``length`` is no int.
+        """
+        if not isinstance(length, int):
+            raise TypeError(f"KVCache: expected to crop to a length that is an int, but got {length!r}")
+        if not 0 <= length <= self._length:
+            raise ValueError(f"KVCache: expected to crop to a length from 0 to {self._length}, but got {length}")
+        self._length = length
+        if length == 0:
+            self._gate_keys = self._positions = None
+
+    def _state(self) -> tuple[int, Tensor | None, Tensor | None]:
+        """What :meth:`_restore` goes back to. Later tokens change none of it: they are written behind the stored ones."""
+        return self._length, self._gate_keys, self._positions
+
+    def _restore(self, state: tuple[int, Tensor | None, Tensor | None]) -> None:
+        self._length, self._gate_keys, self._positions = state
+
+    def __repr__(self) -> str:
+        return (
+            f"KVCache({self.batch_size}, {self.num_kv_heads}, {self.max_length}, {self.head_dim}, dtype={self.dtype}, "
+            f"device={str(self.device)!r}, length={self._length})"
+        )
+
+    def _check(self, x: Tensor, name: str, tokens: int) -> None:
+        shape = (self.batch_size, self.num_kv_heads, tokens, self.head_dim)
+        if x.shape != shape:
+            raise ValueError(f"KVCache: expected {name} of shape {list(shape)}, but got {list(x.shape)}")
+        if x.dtype != self.dtype:
+            raise TypeError(f"KVCache: expected {name} of the cache's dtype {self.dtype}, but got {x.dtype}")
+        if x.device != self.device:
+            raise ValueError(f"KVCache: expected {name} on the cache's device {self.device}, but got {x.device}")
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise RuntimeError(
+                f"KVCache: a cache is for inference and passes no gradient on, but {name} requires one: call within "
+                "torch.no_grad(), or detach it"
+            )
+
+    def _check_positions(self, positions: Tensor, tokens: int) -> None:
+        shape = tuple(positions.shape)
+        if shape not in ((tokens,), (1, tokens), (self.batch_size, tokens)):
+            raise ValueError(
+                f"KVCache: expected positions of shape ({tokens}) or ({self.batch_size}, {tokens}), but got "
+                f"{list(shape)}"
+            )
+        if positions.dtype == torch.bool or positions.dtype.is_complex:
+            raise TypeError(f"KVCache: expected positions of an integer or floating dtype, but got {positions.dtype}")
+        if positions.device != self.device:
+            raise ValueError(
+                f"KVCache: expected positions on the cache's device {self.device}, but got {positions.device}"
+            )
+
+    def _store_positions(self, positions: Tensor | None, start: int, end: int) -> None:
+        if positions is None:
+            if self._positions is None:
+                return
+            positions = torch.arange(start, end, device=self.device)
+        whole = not positions.is_floating_point()
+        dtype = torch.int64 if whole else torch.promote_types(positions.dtype, torch.float32)
+        if self._positions is None:
+            first = dtype if start == 0 else torch.int64
+            self._positions = _allocate((self.batch_size, self.max_length), first, self.device)
+            self._positions[:, :start].copy_(torch.arange(start, device=self.device))
+        if self._positions.dtype != dtype:
+            # float32 would round whole numbers from 2**24 on, be they there already or new.
+            with torch.inference_mode(False), torch.no_grad():
+                self._positions = self._positions.to(torch.float64)
+        self._positions[:, start:end].copy_(positions.detach())
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """Memory that stays writable outside an inference mode in which it may be made."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
