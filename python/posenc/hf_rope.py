@@ -38,7 +38,7 @@ def rotary_arguments(
         TypeError: A value of the wrong kind.
 
     Example:
-        >>> rotary_arguments({"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}, head_dim=64)
+        >>> posenc.hf_rope.rotary_arguments({"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}, head_dim=64)
         {'head_dim': 64, 'rotary_dim': 64, 'base': 1000000.0, 'interleaved': False, 'scaling': Linear(factor=4)}
     """
     rope = read_rope(config, layer_type, head_dim, interleaved)
@@ -64,7 +64,8 @@ def multimodal_rotary_arguments(
     Args and Raises as `rotary_arguments`, but the configuration needs `mrope_section`.
 
     Example:
-        >>> arguments = multimodal_rotary_arguments({"type": "mrope", "mrope_section": [1, 1, 2]}, head_dim=8)
+        >>> rope = {"type": "mrope", "mrope_section": [1, 1, 2]}
+        >>> arguments = posenc.hf_rope.multimodal_rotary_arguments(rope, head_dim=8)
         >>> arguments["sections"], arguments["interleaved_sections"]
         ([1, 1, 2], False)
     """
@@ -101,7 +102,8 @@ def read_rope(
     Args and Raises as `rotary_arguments`.
 
     Example:
-        >>> read_rope({"rope_theta": 1e6, "hidden_size": 4096, "num_attention_heads": 32, "model_type": "llama"}).base
+        >>> config = {"rope_theta": 1e6, "hidden_size": 4096, "num_attention_heads": 32, "model_type": "llama"}
+        >>> posenc.hf_rope.read_rope(config).base
         1000000.0
     """
     if not isinstance(config, Mapping) and not any(hasattr(config, key) for key in _CONFIG_KEYS):
