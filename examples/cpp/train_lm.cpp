@@ -34,28 +34,28 @@ std::string bits_text(double bits) {
   return text.str();
 }
 
-/// The models to train: saved weights, or one new model for each encoding.
-std::vector<TrainedModel> starting_models(const Options& options) {
+/// The models to train: saved weights, or one new model for each encoding, all from the same seed.
+std::vector<LanguageModel> starting_models(const Options& options) {
   if (options.weights) {
     return {load_weights(*options.weights)};
   }
-  std::vector<TrainedModel> models;
+  std::vector<LanguageModel> models;
   for (const auto& encoding : options.encodings) {
     torch::manual_seed(options.training.seed);
     ModelOptions model = options.model;
     model.encoding = encoding;
-    models.push_back({LanguageModel(model), options.training.context});
+    models.push_back(LanguageModel(model));
   }
   return models;
 }
 
-void describe(const Corpus& corpus, const TrainedModel& start, const TrainOptions& training) {
+void describe(const Corpus& corpus, const LanguageModel& start, const TrainOptions& training) {
   int64_t parameters = 0;
-  for (const auto& parameter : start.model->parameters()) {
+  for (const auto& parameter : start->parameters()) {
     parameters += parameter.numel();
   }
   const auto millions = [](int64_t count) { return static_cast<double>(count) / 1e6; };
-  const ModelOptions& model = start.model->options;
+  const ModelOptions& model = start->options;
   std::ostringstream text;
   text << std::fixed << std::setprecision(2) << corpus.path.string() << ": " << corpus.files << " files";
   if (corpus.files_left_out > 0) {
@@ -64,28 +64,27 @@ void describe(const Corpus& corpus, const TrainedModel& start, const TrainOption
   text << ", " << millions(corpus.train.numel()) << " MB to train on, " << millions(corpus.validation.numel())
        << " MB held out\n"
        << model.layers << " layers, width " << model.width << ", " << model.heads << " heads, " << millions(parameters)
-       << " million parameters, context " << start.context << "\n"
+       << " million parameters, context " << model.context << "\n"
        << std::defaultfloat << std::setprecision(6) << training.steps << " steps of " << training.batch
        << " windows, at most " << training.time_limit << " s";
   std::cout << text.str() << std::endl;
 }
 
 /// Trains with a progress line; the weights are on disk when it returns.
-TrainResult train_and_save(TrainedModel& start, const Corpus& corpus, const Options& options) {
-  TrainOptions training = options.training;
-  training.context = start.context;
+TrainResult train_and_save(LanguageModel& start, const Corpus& corpus, const Options& options) {
+  const TrainOptions& training = options.training;
   if (training.steps == 0) {
     return {};
   }
-  const std::string& encoding = start.model->options.encoding;
+  const std::string& encoding = start->options.encoding;
   TrainResult result;
   {
     Progress progress("training " + encoding, training.steps);
-    result = train(start.model, corpus.train, training,
+    result = train(start, corpus.train, training,
                    [&](int64_t step, double loss) { progress.advance(step, "loss " + bits_text(loss)); });
   }
   const std::string path = options.out + "/weights-" + encoding + ".pt";
-  save_weights(start.model, start.context, path);
+  save_weights(start, path);
   if (!result.stopped.empty()) {
     std::cout << result.stopped << " after " << result.steps << " of " << training.steps << " steps; weights kept in "
               << path << std::endl;
@@ -93,16 +92,16 @@ TrainResult train_and_save(TrainedModel& start, const Corpus& corpus, const Opti
   return result;
 }
 
-std::vector<Score> score(TrainedModel& start, const at::Tensor& segments, const std::vector<int64_t>& lengths,
+std::vector<Score> score(LanguageModel& start, const at::Tensor& segments, const std::vector<int64_t>& lengths,
                          const Options& options) {
   // An encoding without frequencies has nothing to scale.
-  const bool rescalable = find_encoding(start.model->options.encoding).rescalable;
+  const bool rescalable = find_encoding(start->options.encoding).rescalable;
   const std::vector<std::string> scalings = rescalable ? options.scalings : std::vector<std::string>{"none"};
-  Progress progress("scoring " + start.model->options.encoding, static_cast<int64_t>(scalings.size() * lengths.size()));
+  Progress progress("scoring " + start->options.encoding, static_cast<int64_t>(scalings.size() * lengths.size()));
   int64_t done = 0;
-  return evaluate(start.model, segments, start.context, scalings, lengths, [&](const Score& result) {
-    progress.advance(++done,
-                     result.scaling + " at " + std::to_string(result.length) + ": " + bits_text(result.bits_per_byte));
+  return evaluate(start, segments, scalings, lengths, [&](const Score& result) {
+    const std::string bits = result.bits_per_byte ? bits_text(*result.bits_per_byte) : "not defined";
+    progress.advance(++done, result.scaling + " at " + std::to_string(result.length) + ": " + bits);
   });
 }
 
@@ -112,9 +111,9 @@ void run(const Options& options) {
     at::set_num_threads(*options.threads);
   }
   std::filesystem::create_directories(options.out);
-  std::vector<TrainedModel> models = starting_models(options);
+  std::vector<LanguageModel> models = starting_models(options);
   const Corpus corpus = load_corpus(options.data);
-  const int64_t context = models.front().context;
+  const int64_t context = models.front()->options.context;
   std::vector<int64_t> lengths;
   for (const int64_t factor : kLengthFactors) {
     lengths.push_back(factor * context);
@@ -128,8 +127,7 @@ void run(const Options& options) {
              .train_bytes = corpus.train.numel(),
              .validation_bytes = corpus.validation.numel(),
              .scored_bytes = segments.size(0) * lengths.back(),
-             .model = models.front().model->options,
-             .context = context,
+             .model = models.front()->options,
              .seed = options.training.seed,
              .threads = at::get_num_threads(),
              .training = {},
@@ -138,7 +136,7 @@ void run(const Options& options) {
     if (ever_interrupted()) {
       break;
     }
-    report.training[model.model->options.encoding] = train_and_save(model, corpus, options);
+    report.training[model->options.encoding] = train_and_save(model, corpus, options);
     clear_interrupt();
     for (auto& result : score(model, segments, lengths, options)) {
       report.scores.push_back(std::move(result));

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import posenc
 from lm.data import Corpus, DataError, check_size, load_corpus, validation_segments
-from lm.encodings import ENCODINGS
+from lm.encodings import ENCODINGS, EncodingError
 from lm.evaluate import Score, evaluate
 from lm.interrupt import Interrupt, interruptible
 from lm.model import LanguageModel
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         with interruptible() as interrupt:
             run(options, console, interrupt)
-    except (DataError, WeightsError, DivergedError) as error:
+    except (DataError, WeightsError, EncodingError, DivergedError) as error:
         return fail(str(error))
     except OSError as error:
         return fail(f"{error.filename or options.out}: {error.strerror}")
@@ -48,12 +48,13 @@ def run(options: Options, console: Console, interrupt: Interrupt) -> None:
     """Trains and scores each encoding, then reports."""
     torch.set_num_threads(options.threads)
     begin = time.monotonic()
-    models, context = starting_models(options)
+    models = starting_models(options)
+    context = models[0].options.context
     corpus = load_corpus(options.data)
     lengths = [factor * context for factor in LENGTH_FACTORS]
     check_size(corpus, context, lengths[-1])
     segments = validation_segments(corpus.validation, options.windows, lengths[-1])
-    describe(console, corpus, models[0], context, options)
+    describe(console, corpus, models[0], options)
 
     trained: dict[str, TrainResult] = {}
     scores: list[Score] = []
@@ -61,9 +62,9 @@ def run(options: Options, console: Console, interrupt: Interrupt) -> None:
         if interrupt.ever_asked:
             break
         encoding = model.options.encoding
-        trained[encoding] = train_and_save(model, context, corpus, options, console, interrupt)
+        trained[encoding] = train_and_save(model, corpus, options, console, interrupt)
         interrupt.clear()
-        scores += score(model, context, segments, lengths, options, console, interrupt)
+        scores += score(model, segments, lengths, options, console, interrupt)
 
     if scores:
         print_table(console, scores, context, lengths)
@@ -94,19 +95,18 @@ def run(options: Options, console: Console, interrupt: Interrupt) -> None:
     console.print(f"{kept} in {options.out}", highlight=False, soft_wrap=True)
 
 
-def starting_models(options: Options) -> tuple[list[LanguageModel], int]:
-    """The models to train and their context: saved weights, or one new model for each encoding."""
+def starting_models(options: Options) -> list[LanguageModel]:
+    """The models to train: saved weights, or one new model for each encoding, all from the same seed."""
     if options.weights:
-        model, context = load_weights(options.weights)
-        return [model], context
+        return [load_weights(options.weights)]
     models = []
     for encoding in options.encodings:
         torch.manual_seed(options.training.seed)
         models.append(LanguageModel(options.model(encoding)))
-    return models, options.training.context
+    return models
 
 
-def describe(console: Console, corpus: Corpus, model: LanguageModel, context: int, options: Options) -> None:
+def describe(console: Console, corpus: Corpus, model: LanguageModel, options: Options) -> None:
     """Prints what is about to be trained on what."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     left_out = f", {corpus.files_left_out} more left out" if corpus.files_left_out else ""
@@ -114,7 +114,7 @@ def describe(console: Console, corpus: Corpus, model: LanguageModel, context: in
         f"{corpus.path}: {corpus.files} files{left_out}, {len(corpus.train) / 1e6:.2f} MB to train on, "
         f"{len(corpus.validation) / 1e6:.2f} MB held out\n"
         f"{model.options.layers} layers, width {model.options.width}, {model.options.heads} heads, "
-        f"{parameters / 1e6:.2f} million parameters, context {context}\n"
+        f"{parameters / 1e6:.2f} million parameters, context {model.options.context}\n"
         f"{options.training.steps} steps of {options.training.batch} windows, at most {options.training.time_limit:g} s",
         highlight=False,
         soft_wrap=True,
@@ -122,10 +122,10 @@ def describe(console: Console, corpus: Corpus, model: LanguageModel, context: in
 
 
 def train_and_save(
-    model: LanguageModel, context: int, corpus: Corpus, options: Options, console: Console, interrupt: Interrupt
+    model: LanguageModel, corpus: Corpus, options: Options, console: Console, interrupt: Interrupt
 ) -> TrainResult:
     """Trains with a progress bar; the weights are on disk when it returns."""
-    training = dataclasses.replace(options.training, context=context)
+    training = dataclasses.replace(options.training, context=model.options.context)
     path = options.out / f"weights-{model.options.encoding}.pt"
     if training.steps == 0:
         return TrainResult()
@@ -133,7 +133,7 @@ def train_and_save(
         result = train(
             model, corpus.train, training, lambda step, loss: advance(step, f"loss {loss:.3f} bits/byte"), interrupt
         )
-    save_weights(model, context, path)
+    save_weights(model, path)
     if result.stopped:
         console.print(
             f"{result.stopped} after {result.steps} of {training.steps} steps; weights kept in {path}", soft_wrap=True
@@ -143,7 +143,6 @@ def train_and_save(
 
 def score(
     model: LanguageModel,
-    context: int,
     segments: torch.Tensor,
     lengths: list[int],
     options: Options,
@@ -155,9 +154,10 @@ def score(
     # An encoding without frequencies has nothing to scale.
     scalings = options.scalings if ENCODINGS[model.options.encoding].rescalable else ["none"]
     with progress(console, f"scoring {model.options.encoding}", len(scalings) * len(lengths)) as advance:
-        for result in evaluate(model, segments, context, scalings, lengths, interrupt):
+        for result in evaluate(model, segments, scalings, lengths, interrupt):
             scores.append(result)
-            advance(len(scores), f"{result.scaling} at {result.length}: {result.bits_per_byte:.3f} bits/byte")
+            found = "not defined" if result.bits_per_byte is None else f"{result.bits_per_byte:.3f} bits/byte"
+            advance(len(scores), f"{result.scaling} at {result.length}: {found}")
     return scores
 
 

@@ -1,6 +1,8 @@
 #pragma once
 
-#include <posenc/nn/rotary.h>
+#include "options.h"
+
+#include <posenc/nn/encoding.h>
 #include <posenc/scaling.h>
 
 #include <torch/nn/module.h>
@@ -13,37 +15,24 @@
 
 namespace lm {
 
-/// How a layer attends, given its positional encoding: the part of the model that posenc supplies.
+using ModulePointer = std::shared_ptr<torch::nn::Module>;
+
+/// Causal attention of one layer: a rotary encoding turns queries and keys, a score encoding attends. Without a score
+/// encoding torch attends; with neither, the causal mask alone tells order (NoPE).
 class AttendImpl : public torch::nn::Module {
  public:
-  /// q, k, v and the result are (B, H, T, D).
-  virtual at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) = 0;
-};
+  /// Empty modules where there is none; positions: length -> positions for the rotary encoding, where it needs any.
+  explicit AttendImpl(ModulePointer rotary = {}, ModulePointer score = {},
+                      std::function<at::Tensor(int64_t length)> positions = {});
 
-/// How a token embedding learns its position.
-class EmbedImpl : public torch::nn::Module {
- public:
-  /// x and the result are (B, T, width).
-  virtual at::Tensor forward(const at::Tensor& x) = 0;
-};
-
-/// Causal attention without any position: the causal mask alone tells order (NoPE).
-class PlainAttentionImpl : public AttendImpl {
- public:
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) override;
-};
-
-/// Causal attention over queries and keys that posenc::nn::Rotary has turned by their positions.
-class RotaryAttentionImpl : public AttendImpl {
- public:
-  explicit RotaryAttentionImpl(int64_t head_dim);
-
-  /// Uses another context extension from now on; no weight depends on it.
+  /// Uses another context extension of RoPE, where there is one, from now on; no weight depends on it.
   void rescale(const posenc::scaling::Scaling& scaling);
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) override;
+  /// q, k, v and the result are (B, H, T, D).
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
  private:
-  posenc::nn::Rotary rotary_;
+  ModulePointer rotary_, score_;
+  std::function<at::Tensor(int64_t length)> positions_;
 };
 
 /// How an encoding enters the model.
@@ -52,20 +41,23 @@ struct Encoding {
   /// Name in tables.
   std::string title;
   /// Makes the attention of a layer.
-  std::function<std::shared_ptr<AttendImpl>(int64_t head_dim, int64_t heads)> attention;
-  /// Makes the embedding with positions, where the encoding has one.
-  std::function<std::shared_ptr<EmbedImpl>(int64_t width)> embedding;
-  /// The attention is a RotaryAttention, so the scalings apply.
+  std::function<std::shared_ptr<AttendImpl>(const ModelOptions& options)> attention;
+  /// Makes the absolute encoding of token embeddings, where there is one.
+  std::function<ModulePointer(const ModelOptions& options)> embedding = {};
+  /// The scalings apply.
   bool rescalable = false;
+  /// Not defined beyond the trained length.
+  bool bounded = false;
 };
 
-/// The encodings that a model can be trained with.
+/// The encodings that a model can be trained with. Beyond half the trained length ReRoPE's distances stand still, and
+/// leaky ReRoPE's and Self-Extend's grow a sixteenth as fast, in training too.
 const std::vector<Encoding>& encodings();
 std::vector<std::string> encoding_names();
 /// Throws UserError for an unknown name.
 const Encoding& find_encoding(const std::string& name);
 
-/// Gives every rotary attention of the model another context extension.
+/// Gives every attention of the model another context extension.
 void rescale(torch::nn::Module& model, const posenc::scaling::Scaling& scaling);
 
 }  // namespace lm

@@ -36,13 +36,21 @@ std::optional<at::Tensor> window_losses(LanguageModel& model, const at::Tensor& 
 
 }  // namespace
 
-std::vector<Score> evaluate(LanguageModel& model, const at::Tensor& segments, int64_t trained,
-                            const std::vector<std::string>& scalings, const std::vector<int64_t>& lengths,
+std::vector<Score> evaluate(LanguageModel& model, const at::Tensor& segments, const std::vector<std::string>& scalings,
+                            const std::vector<int64_t>& lengths,
                             const std::function<void(const Score& score)>& on_score) {
   std::vector<Score> scores;
   model->eval();
+  const int64_t trained = model->options.context;
+  const bool bounded = find_encoding(model->options.encoding).bounded;
   for (const auto& name : scalings) {
     for (const int64_t length : lengths) {
+      Score score{model->options.encoding, name, length, std::nullopt, {}};
+      if (bounded && length > trained) {
+        on_score(score);
+        scores.push_back(std::move(score));
+        continue;
+      }
       rescale(*model, find_scaling(name).make(trained, length));
       const auto losses = window_losses(model, segments, length);
       rescale(*model, {});
@@ -50,7 +58,7 @@ std::vector<Score> evaluate(LanguageModel& model, const at::Tensor& segments, in
         return scores;
       }
       const at::Tensor bits = losses->to(at::kDouble) * kBitsPerNat;
-      Score score{model->options.encoding, name, length, bits.mean().item<double>(), {}};
+      score.bits_per_byte = bits.mean().item<double>();
       for (const auto& part : bits.mean(/*dim=*/0).split(kPositionBucket)) {
         score.by_position.push_back(part.mean().item<double>());
       }

@@ -1,5 +1,9 @@
 #include "model.h"
 
+#include "error.h"
+
+#include <posenc/nn/sinusoidal.h>
+
 #include <ATen/ATen.h>
 #include <torch/nn/init.h>
 
@@ -17,8 +21,7 @@ torch::nn::LayerNorm layer_norm(int64_t width) { return torch::nn::LayerNorm(tor
 AttentionImpl::AttentionImpl(const ModelOptions& options) : heads_(options.heads) {
   qkv = register_module("qkv", linear(options.width, 3 * options.width, /*bias=*/false));
   out = register_module("out", linear(options.width, options.width, /*bias=*/false));
-  const Encoding& encoding = find_encoding(options.encoding);
-  attend = register_module("attend", encoding.attention(options.width / options.heads, options.heads));
+  attend = register_module("attend", find_encoding(options.encoding).attention(options));
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x) {
@@ -48,12 +51,16 @@ at::Tensor BlockImpl::forward(const at::Tensor& input) {
 
 LanguageModelImpl::LanguageModelImpl(const ModelOptions& model_options) : options(model_options) {
   embedding = register_module("embedding", torch::nn::Embedding(kVocabulary, options.width));
-  if (const auto& make = find_encoding(options.encoding).embedding) {
-    positions = register_module("positions", make(options.width));
-  }
-  register_module("blocks", blocks);
-  for (int64_t layer = 0; layer < options.layers; ++layer) {
-    blocks->push_back(Block(options));
+  try {
+    if (const auto& make = find_encoding(options.encoding).embedding) {
+      positions = register_module("positions", make(options));
+    }
+    register_module("blocks", blocks);
+    for (int64_t layer = 0; layer < options.layers; ++layer) {
+      blocks->push_back(Block(options));
+    }
+  } catch (const c10::ValueError& error) {
+    throw UserError("the encoding '" + options.encoding + "' does not fit: " + error.what_without_backtrace());
   }
   norm = register_module("norm", layer_norm(options.width));
   head = register_module("head", linear(options.width, kVocabulary, /*bias=*/false));
@@ -62,7 +69,7 @@ LanguageModelImpl::LanguageModelImpl(const ModelOptions& model_options) : option
 at::Tensor LanguageModelImpl::forward(const at::Tensor& tokens) {
   at::Tensor x = embedding(tokens);
   if (positions) {
-    x = positions->forward(x);
+    x = dynamic_cast<posenc::nn::AbsoluteEncoding&>(*positions).embed(x, {});
   }
   for (const auto& block : *blocks) {
     x = block->as<Block>()->forward(x);

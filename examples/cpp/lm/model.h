@@ -48,6 +48,7 @@ class LanguageModelImpl : public torch::nn::Module {
  public:
   static constexpr int64_t kVocabulary = 256;
 
+  /// Throws UserError where the encoding cannot have these sizes.
   explicit LanguageModelImpl(const ModelOptions& options);
   /// tokens (B, T) int64 -> logits (B, T, 256).
   at::Tensor forward(const at::Tensor& tokens);
@@ -55,7 +56,7 @@ class LanguageModelImpl : public torch::nn::Module {
   ModelOptions options;
   torch::nn::Embedding embedding = nullptr;
   /// Absent where the encoding adds nothing to the embeddings.
-  std::shared_ptr<EmbedImpl> positions;
+  ModulePointer positions;
   torch::nn::ModuleList blocks;
   torch::nn::LayerNorm norm = nullptr;
   torch::nn::Linear head = nullptr;

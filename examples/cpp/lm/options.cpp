@@ -16,6 +16,9 @@ namespace {
 
 constexpr int64_t kMaxThreads = 1024;
 
+/// Columns of the terminal that the text of --help has, and the one where explanations begin.
+constexpr size_t kHelpWidth = 120, kHelpColumn = 24;
+
 std::string join(const std::vector<std::string>& names) {
   std::string text;
   for (const auto& name : names) {
@@ -86,6 +89,23 @@ std::vector<std::string> parse_names(const std::string& flag, const std::string&
   return names;
 }
 
+/// An explanation in --help, broken between words.
+std::string wrapped(const std::string& help) {
+  std::istringstream words(help);
+  std::string text;
+  size_t column = kHelpColumn + 2;
+  for (std::string word; words >> word; column += word.size() + 1) {
+    if (column + word.size() > kHelpWidth) {
+      column = kHelpColumn + 2;
+      text += "\n" + std::string(column, ' ');
+    } else if (!text.empty()) {
+      text += " ";
+    }
+    text += word;
+  }
+  return text;
+}
+
 /// A flag that takes one value.
 struct Flag {
   std::string name;
@@ -138,7 +158,7 @@ std::vector<Flag> make_flags(Options& options, std::vector<std::string>& from_we
                    }});
   add_positive("--time-limit", "SECONDS", "end training after this time, for each encoding",
                options.training.time_limit);
-  add_size("--context", "bytes in a training window", options.training.context, 8);
+  add_size("--context", "bytes in a training window", options.model.context, 8);
   add_size("--layers", "transformer blocks", options.model.layers, 1);
   add_size("--width", "of the embeddings", options.model.width, 1);
   add_size("--heads", "attention heads", options.model.heads, 1);
@@ -203,13 +223,13 @@ std::string help_text(const std::vector<std::string>& known_encodings, const std
   std::ostringstream text;
   text << R"(usage: train_lm [FLAG VALUE]...
 
-Trains a small byte-level language model at a short context, then reads the same text with the same weights in longer
-and longer windows, with each context extension of rotary position embeddings. Ctrl-C ends training early: the weights
-are kept and scored. A second Ctrl-C ends the scoring.
+Trains a small byte-level language model at a short context, one for each encoding, then reads the same text with the
+same weights in longer and longer windows, with each context extension of rotary position embeddings. Ctrl-C ends
+training early: the weights are kept and scored. A second Ctrl-C ends the scoring.
 
 )";
   for (const auto& flag : make_flags(defaults, from_weights, known_encodings, known_scalings)) {
-    text << "  " << std::left << std::setw(24) << flag.name + " " + flag.value << flag.help << "\n";
+    text << "  " << std::left << std::setw(kHelpColumn) << flag.name + " " + flag.value << wrapped(flag.help) << "\n";
   }
   return text.str();
 }

@@ -7,20 +7,20 @@
 
 namespace lm {
 
-/// Size and encoding of a model.
+/// Size and encoding of a model, and the length of the windows that it is trained on.
 struct ModelOptions {
   std::string encoding = "rotary";
   int64_t layers = 3;
   int64_t width = 128;
   int64_t heads = 4;
+  /// Bytes in a training window.
+  int64_t context = 128;
 };
 
 /// How long and how fast to train.
 struct TrainOptions {
   int64_t steps = 1200;
   int64_t batch = 16;
-  /// Bytes in a training window.
-  int64_t context = 128;
   double learning_rate = 4e-3;
   int64_t warm_up = 50;
   double weight_decay = 0.1;

@@ -19,6 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Width of a length's column in the table.
+constexpr int kColumn = 13;
+
 std::string minutes(double seconds) {
   const auto whole = static_cast<int64_t>(seconds + 0.5);
   std::ostringstream text;
@@ -95,17 +98,19 @@ void print_table(const std::vector<Score>& scores, int64_t trained, const std::v
     if (std::find(rows.begin(), rows.end(), row) == rows.end()) {
       rows.push_back(row);
     }
-    const auto [entry, is_new] = best.emplace(score.length, score.bits_per_byte);
-    entry->second = std::min(entry->second, score.bits_per_byte);
+    if (score.bits_per_byte) {
+      const auto [entry, is_new] = best.emplace(score.length, *score.bits_per_byte);
+      entry->second = std::min(entry->second, *score.bits_per_byte);
+    }
   }
   std::ostringstream table;
   table << "\nBits per byte by window length, lower is better; the same weights, trained on windows of " << trained
         << "\n\n"
         << std::left << std::setw(14) << "encoding" << std::setw(14) << "scaling" << std::right;
   for (const int64_t length : lengths) {
-    table << std::setw(10) << length;
+    table << std::setw(kColumn) << length;
   }
-  table << "\n" << std::string(28 + 10 * lengths.size(), '-') << "\n" << std::fixed << std::setprecision(3);
+  table << "\n" << std::string(28 + kColumn * lengths.size(), '-') << "\n" << std::fixed << std::setprecision(3);
   for (const auto& [encoding, scaling] : rows) {
     table << std::left << std::setw(14) << titles.at(encoding) << std::setw(14) << scaling << std::right;
     for (const int64_t length : lengths) {
@@ -113,9 +118,11 @@ void print_table(const std::vector<Score>& scores, int64_t trained, const std::v
         return s.encoding == encoding && s.scaling == scaling && s.length == length;
       });
       if (score == scores.end()) {
-        table << std::setw(9) << "-" << " ";
+        table << std::setw(kColumn - 1) << "-" << " ";
+      } else if (!score->bits_per_byte) {
+        table << std::setw(kColumn - 1) << "not defined" << " ";
       } else {
-        table << std::setw(9) << score->bits_per_byte << (score->bits_per_byte == best[length] ? "*" : " ");
+        table << std::setw(kColumn - 1) << *score->bits_per_byte << (*score->bits_per_byte == best[length] ? "*" : " ");
       }
     }
     table << "\n";
@@ -131,7 +138,7 @@ void write_json(const std::string& path, const Run& run) {
        << ", \"files\": " << run.files << ", \"train_bytes\": " << run.train_bytes
        << ", \"validation_bytes\": " << run.validation_bytes << ", \"scored_bytes\": " << run.scored_bytes
        << "},\n  \"model\": {\"layers\": " << run.model.layers << ", \"width\": " << run.model.width
-       << ", \"heads\": " << run.model.heads << ", \"context\": " << run.context << "},\n  \"seed\": " << run.seed
+       << ", \"heads\": " << run.model.heads << ", \"context\": " << run.model.context << "},\n  \"seed\": " << run.seed
        << ",\n  \"threads\": " << run.threads << ",\n  \"seconds\": " << run.seconds
        << ",\n  \"interrupted\": " << run.interrupted << ",\n  \"training\": {";
   write_list(json, run.training, [&](const auto& entry) {
@@ -146,8 +153,13 @@ void write_json(const std::string& path, const Run& run) {
   json << "},\n  \"position_bucket\": " << kPositionBucket << ",\n  \"scores\": [";
   write_list(json, run.scores, [&](const Score& score) {
     json << "\n    {\"encoding\": " << quoted(score.encoding) << ", \"scaling\": " << quoted(score.scaling)
-         << ", \"length\": " << score.length << ", \"bits_per_byte\": " << score.bits_per_byte
-         << ", \"by_position\": [";
+         << ", \"length\": " << score.length << ", \"bits_per_byte\": ";
+    if (score.bits_per_byte) {
+      json << *score.bits_per_byte;
+    } else {
+      json << "null";
+    }
+    json << ", \"by_position\": [";
     write_list(json, score.by_position, [&](double bits) { json << bits; });
     json << "]}";
   });

@@ -42,7 +42,6 @@ struct Run {
   int64_t validation_bytes = 0;
   int64_t scored_bytes = 0;
   ModelOptions model;
-  int64_t context = 0;
   uint64_t seed = 0;
   int threads = 0;
   double seconds = 0.0;

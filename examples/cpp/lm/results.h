@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,12 +21,12 @@ struct TrainResult {
 /// Losses by position are averaged over this many neighbouring positions.
 inline constexpr int64_t kPositionBucket = 32;
 
-/// Mean loss of one model under one scaling, read in windows of one length.
+/// Mean loss of one model under one scaling, read in windows of one length; absent where it is not defined there.
 struct Score {
   std::string encoding;
   std::string scaling;
   int64_t length = 0;
-  double bits_per_byte = 0.0;
+  std::optional<double> bits_per_byte;
   std::vector<double> by_position;
 };
 

@@ -38,7 +38,7 @@ TrainResult train(LanguageModel& model, const at::Tensor& text, const TrainOptio
     for (auto& group : optimizer.param_groups()) {
       group.options().set_lr(options.learning_rate * schedule(step, options));
     }
-    const auto [inputs, targets] = training_batch(text, options.batch, options.context, generator);
+    const auto [inputs, targets] = training_batch(text, options.batch, model->options.context, generator);
     const at::Tensor loss = at::cross_entropy_loss(model(inputs).flatten(0, 1), targets.flatten());
     optimizer.zero_grad();
     loss.backward();

@@ -12,13 +12,6 @@
 namespace lm {
 namespace {
 
-/// Parameters and buffers by name, sharing their memory with the model.
-torch::OrderedDict<std::string, at::Tensor> state(const LanguageModel& model) {
-  auto tensors = model->named_parameters();
-  tensors.update(model->named_buffers());
-  return tensors;
-}
-
 std::vector<char> read_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file || std::filesystem::is_directory(path)) {
@@ -35,11 +28,13 @@ LanguageModel make_model(const c10::IValue& content) {
   options.layers = sizes.at("layers").toInt();
   options.width = sizes.at("width").toInt();
   options.heads = sizes.at("heads").toInt();
+  options.context = sizes.at("context").toInt();
   LanguageModel model(options);
 
   const at::NoGradGuard no_grad;
   const auto weights = fields.at("weights").toGenericDict();
-  const auto tensors = state(model);
+  // What modules hold as buffers follows from their options, and is not saved.
+  const auto tensors = model->named_parameters();
   TORCH_CHECK(weights.size() == tensors.size(), "expected ", tensors.size(), " tensors, got ", weights.size());
   for (const auto& tensor : tensors) {
     const at::Tensor saved = weights.at(tensor.key()).toTensor();
@@ -51,16 +46,16 @@ LanguageModel make_model(const c10::IValue& content) {
 
 }  // namespace
 
-void save_weights(const LanguageModel& model, int64_t context, const std::string& path) {
+void save_weights(const LanguageModel& model, const std::string& path) {
   c10::Dict<std::string, at::Tensor> weights;
-  for (const auto& tensor : state(model)) {
+  for (const auto& tensor : model->named_parameters()) {
     weights.insert(tensor.key(), tensor.value().detach());
   }
   c10::Dict<std::string, int64_t> options;
   options.insert("layers", model->options.layers);
   options.insert("width", model->options.width);
   options.insert("heads", model->options.heads);
-  options.insert("context", context);
+  options.insert("context", model->options.context);
   c10::impl::GenericDict content(c10::StringType::get(), c10::AnyType::get());
   content.insert("weights", weights);
   content.insert("options", options);
@@ -77,11 +72,10 @@ void save_weights(const LanguageModel& model, int64_t context, const std::string
   std::filesystem::rename(unfinished, path);
 }
 
-TrainedModel load_weights(const std::string& path) {
+LanguageModel load_weights(const std::string& path) {
   const std::vector<char> bytes = read_bytes(path);
   try {
-    const c10::IValue content = torch::pickle_load(bytes);
-    return {make_model(content), content.toGenericDict().at("options").toGenericDict().at("context").toInt()};
+    return make_model(torch::pickle_load(bytes));
   } catch (const UserError&) {
     throw;
   } catch (const std::exception&) {

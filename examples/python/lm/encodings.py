@@ -3,37 +3,62 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-import posenc
+from posenc import nn as encodings
+from posenc.nn.rotary import RotaryEncoding
+from posenc.nn.score import ScoreEncoding
 from posenc.scaling import Scaling
 
-
-class PlainAttention(nn.Module):
-    """Causal attention without any position: the causal mask alone tells order (NoPE)."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attends; q, k, v and the result are (B, H, T, D)."""
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
+LINE = 16
+"""Bytes in a row, where an encoding is told rows and columns."""
 
 
-class RotaryAttention(nn.Module):
-    """Causal attention over queries and keys that `posenc.nn.Rotary` has turned by their positions."""
+class EncodingError(Exception):
+    """An encoding cannot be made for a model; the message is one line for the user."""
 
-    def __init__(self, head_dim: int) -> None:
+
+@dataclass(frozen=True)
+class Sizes:
+    """What encodings are made for: tokens in a training window, heads, and the widths of an embedding and of a head."""
+
+    context: int
+    heads: int
+    width: int
+    head_dim: int
+
+
+class Attend(nn.Module):
+    """Causal attention of one layer: a rotary encoding turns queries and keys, a score encoding attends.
+
+    Without a score encoding torch attends; with neither, the causal mask alone tells order (NoPE).
+    """
+
+    def __init__(
+        self,
+        rotary: RotaryEncoding | None = None,
+        score: ScoreEncoding | None = None,
+        positions: Callable[[int], Tensor] = lambda length: None,
+    ) -> None:
         super().__init__()
-        self.head_dim = head_dim
-        self.rescale(None)
+        self.rotary = rotary
+        self.score = score
+        self.positions = positions
 
     def rescale(self, scaling: Scaling) -> None:
-        """Uses another context extension from now on; no weight depends on it."""
-        self.rotary = posenc.nn.Rotary(self.head_dim, scaling=scaling)
+        """Uses another context extension of RoPE, where there is one, from now on; no weight depends on it."""
+        if isinstance(self.rotary, encodings.Rotary):
+            self.rotary = encodings.Rotary(self.rotary.head_dim, scaling=scaling)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attends; q, k, v and the result are (B, H, T, D)."""
-        q, k = self.rotary(q, k)
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.rotary is not None:
+            q, k = self.rotary(q, k, self.positions(q.shape[2]))
+        if self.score is None:
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.score.attend(q, k, v, **({} if self.score.always_causal else {"is_causal": True}))
 
 
 @dataclass(frozen=True)
@@ -42,25 +67,65 @@ class Encoding:
 
     Attributes:
         title: Name in tables and plots.
-        attention: Makes the attention of a layer from (head_dim, heads).
-        embedding: Makes the module that maps token embeddings (B, T, width) to embeddings with positions, from width.
-        rescalable: The attention has `rescale`, so the scalings of `scalings.py` apply.
+        attention: Makes the attention of a layer.
+        embedding: Makes the module that maps token embeddings (B, T, width) to embeddings with positions.
+        rescalable: The scalings of `scalings.py` apply.
+        bounded: Not defined beyond the trained length.
     """
 
     title: str
-    attention: Callable[[int, int], nn.Module]
-    embedding: Callable[[int], nn.Module] = lambda width: nn.Identity()
+    attention: Callable[[Sizes], Attend] = lambda sizes: Attend()
+    embedding: Callable[[Sizes], nn.Module] = lambda sizes: nn.Identity()
     rescalable: bool = False
+    bounded: bool = False
+
+
+def rows_and_columns(length: int) -> Tensor:
+    """Positions (2, length) of a text that is broken into lines of `LINE` bytes."""
+    places = torch.arange(length)
+    return torch.stack([places // LINE, places % LINE])
+
+
+def sections(sizes: Sizes) -> tuple[int, int, int]:
+    """Pairs for time, height and width, shared out as in Qwen2-VL: 16, 24 and 24 of 64."""
+    side = sizes.head_dim * 3 // 16
+    return sizes.head_dim // 2 - 2 * side, side, side
 
 
 ENCODINGS: dict[str, Encoding] = {
-    "rotary": Encoding("RoPE", lambda head_dim, heads: RotaryAttention(head_dim), rescalable=True),
-    "nope": Encoding("NoPE", lambda head_dim, heads: PlainAttention()),
+    "rotary": Encoding("RoPE", lambda s: Attend(encodings.Rotary(s.head_dim)), rescalable=True),
+    "nope": Encoding("NoPE"),
+    "xpos": Encoding("xPos", lambda s: Attend(encodings.XPos(s.head_dim))),
+    "axial": Encoding("axial RoPE", lambda s: Attend(encodings.AxialRotary(s.head_dim), positions=rows_and_columns)),
+    "multimodal": Encoding("M-RoPE", lambda s: Attend(encodings.MultimodalRotary(s.head_dim, sections(s)))),
+    "sinusoidal": Encoding("sinusoidal", embedding=lambda s: encodings.Sinusoidal(s.width)),
+    "learned": Encoding("learned", embedding=lambda s: encodings.LearnedAbsolute(s.context, s.width), bounded=True),
+    "cape": Encoding("CAPE", embedding=lambda s: encodings.CAPE(s.width)),
+    "alibi": Encoding("ALiBi", lambda s: Attend(score=encodings.ALiBi(s.heads))),
+    "t5": Encoding("T5", lambda s: Attend(score=encodings.T5RelativeBias(s.heads, scale=None))),
+    "kerple": Encoding("KERPLE", lambda s: Attend(score=encodings.Kerple(s.heads))),
+    "kerple-power": Encoding("KERPLE power", lambda s: Attend(score=encodings.Kerple(s.heads, kind="power"))),
+    "sandwich": Encoding("Sandwich", lambda s: Attend(score=encodings.Sandwich(s.heads))),
+    "fire": Encoding("FIRE", lambda s: Attend(score=encodings.FIRE(s.heads))),
+    "shaw": Encoding("Shaw", lambda s: Attend(score=encodings.ShawRelative(s.head_dim, 16))),
+    "rerope": Encoding("ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2))),
+    "rerope-leaky": Encoding(
+        "leaky ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2, leak=16.0))
+    ),
+    "self-extend": Encoding(
+        "Self-Extend", lambda s: Attend(score=encodings.SelfExtend(s.head_dim, group=16, window=s.context // 2))
+    ),
+    "cope": Encoding("CoPE", lambda s: Attend(score=encodings.CoPE(s.head_dim, 64))),
+    "rotary-cope": Encoding(
+        "RoPE, CoPE", lambda s: Attend(encodings.Rotary(s.head_dim), encodings.CoPE(s.head_dim, 64))
+    ),
 }
+"""Name -> encoding. Beyond half the trained length ReRoPE's distances stand still, and leaky ReRoPE's and Self-Extend's
+grow a sixteenth as fast, in training too."""
 
 
 def rescale(model: nn.Module, scaling: Scaling) -> None:
-    """Gives every rotary attention of the model another context extension."""
+    """Gives every attention of the model another context extension."""
     for module in model.modules():
-        if isinstance(module, RotaryAttention):
+        if isinstance(module, Attend):
             module.rescale(scaling)

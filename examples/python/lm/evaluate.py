@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
-from .encodings import rescale
+from .encodings import ENCODINGS, rescale
 from .model import LanguageModel
 from .scalings import SCALINGS
 from .train import BITS_PER_NAT
@@ -18,19 +18,18 @@ POSITION_BUCKET = 32
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss of one model under one scaling, read in windows of one length."""
+    """Mean loss of one model under one scaling, read in windows of one length; None where it is not defined there."""
 
     encoding: str
     scaling: str
     length: int
-    bits_per_byte: float
+    bits_per_byte: float | None
     by_position: list[float]
 
 
 def evaluate(
     model: LanguageModel,
     segments: torch.Tensor,
-    trained: int,
     scalings: list[str],
     lengths: list[int],
     stop: Callable[[], bool],
@@ -40,8 +39,12 @@ def evaluate(
     Every length predicts the same bytes: a segment of 1024 is one window of 1024 or eight of 128.
     """
     model.eval()
+    encoding, trained = model.options.encoding, model.options.context
     for scaling in scalings:
         for length in lengths:
+            if ENCODINGS[encoding].bounded and length > trained:
+                yield Score(encoding, scaling, length, None, [])
+                continue
             rescale(model, SCALINGS[scaling](trained, length))
             losses = window_losses(model, segments, length, stop)
             rescale(model, None)
@@ -49,7 +52,7 @@ def evaluate(
                 return
             bits = losses.double() * BITS_PER_NAT
             buckets = [part.mean().item() for part in bits.mean(dim=0).split(POSITION_BUCKET)]
-            yield Score(model.options.encoding, scaling, length, bits.mean().item(), buckets)
+            yield Score(encoding, scaling, length, bits.mean().item(), buckets)
 
 
 @torch.no_grad()

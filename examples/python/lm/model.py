@@ -5,19 +5,25 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from .encodings import ENCODINGS
+from .encodings import ENCODINGS, EncodingError, Sizes
 
 VOCABULARY = 256
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Size and encoding of a model."""
+    """Size and encoding of a model, and the length of the windows that it is trained on."""
 
     encoding: str = "rotary"
     layers: int = 3
     width: int = 128
     heads: int = 4
+    context: int = 128
+
+    @property
+    def sizes(self) -> Sizes:
+        """What its encoding is made for."""
+        return Sizes(self.context, self.heads, self.width, self.width // self.heads)
 
 
 class Attention(nn.Module):
@@ -28,7 +34,7 @@ class Attention(nn.Module):
         self.heads = options.heads
         self.qkv = nn.Linear(options.width, 3 * options.width, bias=False)
         self.out = nn.Linear(options.width, options.width, bias=False)
-        self.attend = ENCODINGS[options.encoding].attention(options.width // options.heads, options.heads)
+        self.attend = ENCODINGS[options.encoding].attention(options.sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, T, width) to the same shape."""
@@ -57,14 +63,21 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Scores for the next byte at every position."""
+    """Scores for the next byte at every position.
+
+    Raises:
+        EncodingError: the encoding cannot have these sizes.
+    """
 
     def __init__(self, options: ModelOptions) -> None:
         super().__init__()
         self.options = options
         self.embedding = nn.Embedding(VOCABULARY, options.width)
-        self.positions = ENCODINGS[options.encoding].embedding(options.width)
-        self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))
+        try:
+            self.positions = ENCODINGS[options.encoding].embedding(options.sizes)
+            self.blocks = nn.ModuleList(Block(options) for _ in range(options.layers))
+        except ValueError as error:
+            raise EncodingError(f"the encoding {options.encoding!r} does not fit: {error}") from error
         self.norm = nn.LayerNorm(options.width)
         self.head = nn.Linear(options.width, VOCABULARY, bias=False)
 

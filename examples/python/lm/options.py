@@ -1,6 +1,7 @@
 """Command line of train_lm."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ from .scalings import SCALINGS
 from .train import TrainOptions
 
 DESCRIPTION = """\
-Trains a small byte-level language model at a short context, then reads the same text with the same weights in longer
-and longer windows, with each context extension of rotary position embeddings. Ctrl-C ends training early: the weights
-are kept and scored. A second Ctrl-C ends the scoring."""
+Trains a small byte-level language model at a short context, one for each encoding, then reads the same text with the
+same weights in longer and longer windows, with each context extension of rotary position embeddings. Ctrl-C ends
+training early: the weights are kept and scored. A second Ctrl-C ends the scoring."""
 
 LENGTH_FACTORS = (1, 2, 4, 8)
 """Window lengths of the evaluation, in trained contexts."""
@@ -44,7 +45,20 @@ class Options:
 
     def model(self, encoding: str) -> ModelOptions:
         """The model to train from nothing."""
-        return ModelOptions(encoding=encoding, layers=self.layers, width=self.width, heads=self.heads)
+        return ModelOptions(
+            encoding=encoding,
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            context=self.training.context,
+        )
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps names with a hyphen whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -59,7 +73,7 @@ def parse_options(arguments: list[str] | None = None) -> Options:
     parser = OneLineParser(
         prog="train_lm",
         description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     model, training = ModelOptions(), TrainOptions()

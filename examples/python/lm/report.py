@@ -63,16 +63,20 @@ def print_table(console: Console, scores: list[Score], trained: int, lengths: li
     table.add_column("scaling")
     for length in lengths:
         table.add_column(str(length), justify="right")
-    best = {length: min((s.bits_per_byte for s in scores if s.length == length), default=0.0) for length in lengths}
-    rows: dict[tuple[str, str], dict[int, float]] = {}
+    defined = [score for score in scores if score.bits_per_byte is not None]
+    best = {length: min((s.bits_per_byte for s in defined if s.length == length), default=0.0) for length in lengths}
+    rows: dict[tuple[str, str], dict[int, float | None]] = {}
     for score in scores:
         rows.setdefault((score.encoding, score.scaling), {})[score.length] = score.bits_per_byte
     for (encoding, scaling), by_length in rows.items():
         cells = []
         for length in lengths:
-            value = by_length.get(length)
-            text = "-" if value is None else f"{value:.3f}"
-            cells.append(f"[bold green]{text}[/]" if value is not None and value == best[length] else text)
+            if length not in by_length:
+                cells.append("-")
+            elif (value := by_length[length]) is None:
+                cells.append("not defined")
+            else:
+                cells.append(f"[bold green]{value:.3f}[/]" if value == best[length] else f"{value:.3f}")
         table.add_row(ENCODINGS[encoding].title, scaling, *cells)
     console.print(table)
 
@@ -81,6 +85,7 @@ def plot(scores: list[Score], trained: int, path: Path) -> None:
     """Draws loss against window length, and against the position inside the longest window."""
     figure, (by_length, by_position) = pyplot.subplots(1, 2, figsize=(12, 5.6), layout="constrained")
     longest = max(score.length for score in scores)
+    scores = [score for score in scores if score.bits_per_byte is not None]
     for encoding, scaling in dict.fromkeys((score.encoding, score.scaling) for score in scores):
         series = [score for score in scores if (score.encoding, score.scaling) == (encoding, scaling)]
         label = f"{ENCODINGS[encoding].title}, {scaling}"
@@ -103,7 +108,9 @@ def plot(scores: list[Score], trained: int, path: Path) -> None:
     )
     for axes in (by_length, by_position):
         axes.grid(alpha=0.3)
-    figure.legend(*by_position.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    handles, labels = by_length.get_legend_handles_labels()
+    mark, mark_label = by_position.get_legend_handles_labels()
+    figure.legend([*handles, mark[0]], [*labels, mark_label[0]], loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

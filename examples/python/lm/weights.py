@@ -15,12 +15,12 @@ class WeightsError(Exception):
     """Weights that cannot be used; the message is one line for the user."""
 
 
-def save_weights(model: LanguageModel, context: int, path: Path) -> None:
-    """Writes the weights, the model's options and the trained context; an older file is replaced in one step."""
+def save_weights(model: LanguageModel, path: Path) -> None:
+    """Writes the weights and the model's options; an older file is replaced in one step."""
     options = {name: value for name, value in dataclasses.asdict(model.options).items() if name != "encoding"}
     content = {
         "weights": dict(model.state_dict()),
-        "options": {**options, "context": context},
+        "options": options,
         "encoding": model.options.encoding,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,8 +29,8 @@ def save_weights(model: LanguageModel, context: int, path: Path) -> None:
     unfinished.replace(path)
 
 
-def load_weights(path: Path) -> tuple[LanguageModel, int]:
-    """Reads a model and its trained context, written by this program or by its C++ twin.
+def load_weights(path: Path) -> LanguageModel:
+    """Reads a model, written by this program or by its C++ twin.
 
     Raises:
         WeightsError: the file is missing or is no such file.
@@ -44,13 +44,11 @@ def load_weights(path: Path) -> tuple[LanguageModel, int]:
     except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise WeightsError(f"{path} holds no weights of this program") from error
     try:
-        options = dict(content["options"])
-        context = options.pop("context")
         encoding = content["encoding"]
         if encoding not in ENCODINGS:
             raise WeightsError(f"{path} was trained with the encoding {encoding!r}, which is not known here")
-        model = LanguageModel(ModelOptions(encoding=encoding, **options))
+        model = LanguageModel(ModelOptions(encoding=encoding, **content["options"]))
         model.load_state_dict(content["weights"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise WeightsError(f"{path} holds no weights of this program") from error
-    return model, context
+    return model
