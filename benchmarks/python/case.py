@@ -3,16 +3,32 @@
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from measure import Effort, Run, interleave
 from results import Row
-from shapes import Shape
 
-Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+MODES = ("forward", "forward+backward")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the contenders of a case work on.
+
+    Attributes:
+        inputs: Arguments of every contender.
+        gradients: Those of the outputs, where forward and backward are timed; else None.
+    """
+
+    inputs: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...] | None = None
+
+    def detached(self) -> "Data":
+        """Copies that have no history, for contenders that change their arguments."""
+        return Data(tuple(x.detach().clone() for x in self.inputs), self.gradients)
 
 
 @dataclass(frozen=True)
@@ -20,16 +36,16 @@ class Contender:
     """One implementation.
 
     Attributes:
-        rotate: (q, k) -> (q', k').
-        tolerance: Allowed absolute error against the reference; None for work that does not rotate.
-        interleaved: Pairs are (2k, 2k+1).
-        in_place: `rotate` changes its arguments, so it gets tensors of its own.
+        run: Makes the outputs of the case's inputs.
+        tolerance: Allowed absolute error against the reference; None for work that is not that of the case.
+        variant: Which of the case's references it has to agree with.
+        in_place: `run` changes its arguments, so it gets tensors of its own.
         temporaries: It allocates more large blocks than its outputs.
     """
 
-    rotate: Rotate
+    run: Callable[..., tuple[Tensor, ...]]
     tolerance: float | None
-    interleaved: bool = False
+    variant: str = ""
     in_place: bool = False
     temporaries: bool = False
 
@@ -45,26 +61,23 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Case:
-    """What rotary.py describes and `measure` runs.
+    """What rotary.py and attention.py describe and `measure` runs.
 
     Attributes:
-        mode: "forward" or "forward+backward" (to q and k).
-        offset: Position of the first token.
+        data: Draws the inputs.
+        reference: (data, variant) -> outputs and, with gradients, those of the inputs, None for one that has none.
         contenders: Makes the implementations; called only when the case is measured.
+        excerpt: The part of such outputs and gradients that `reference` gives.
+        smoke: Only for tests of the benchmarks.
     """
 
-    shape: Shape
-    mode: str
-    dtype: torch.dtype
-    layout: str
+    name: str
+    data: Callable[[], Data]
+    reference: Callable[[Data, str], Sequence[Tensor | None]]
     contenders: Callable[[], Mapping[str, Contender]]
     comparisons: Sequence[Comparison]
-    offset: int = 0
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        words = (self.shape.name, self.mode, str(self.dtype).removeprefix("torch."), self.layout)
-        object.__setattr__(self, "name", " ".join(words))
+    excerpt: Callable[[Tensor], Tensor] = lambda x: x
+    smoke: bool = False
 
 
 def measure(case: Case, effort: Effort, *, judged_only: bool = False) -> list[Row]:
@@ -78,17 +91,14 @@ def measure(case: Case, effort: Effort, *, judged_only: bool = False) -> list[Ro
     comparisons = [c for c in case.comparisons if c.target is not None or not judged_only]
     compared = {name for c in comparisons for name in (c.ours, c.peer)}
     contenders = {name: contender for name, contender in case.contenders().items() if name in compared}
-    backward = case.mode == "forward+backward"
-    q, k = case.shape.tensors(case.dtype, case.layout, requires_grad=backward)
-    gradients = case.shape.tensors(case.dtype, case.layout) if backward else None
-    reference = functools.cache(functools.partial(_reference, case, (q, k), gradients))
+    data = case.data()
+    reference = functools.cache(functools.partial(case.reference, data))
     for name, contender in contenders.items():
         if contender.tolerance is not None:
-            expected = reference(contender.interleaved)
-            _check(f"{case.name}: {name}", contender, (q, k), gradients, expected)
-    runs = {name: _run(contender, (q, k), gradients) for name, contender in contenders.items()}
+            _check(f"{case.name}: {name}", contender, data, reference(contender.variant), case.excerpt)
+    runs = {name: _run(contender, data) for name, contender in contenders.items()}
     rows = []
-    with torch.set_grad_enabled(backward):
+    with torch.set_grad_enabled(data.gradients is not None):
         for group in _groups(comparisons, contenders):
             timings = interleave({name: runs[name] for c in group for name in (c.ours, c.peer)}, effort, _clock())
             rows += [Row(case.name, c.ours, c.peer, timings[c.ours], timings[c.peer], c.target) for c in group]
@@ -111,61 +121,36 @@ def _clock() -> Callable[[], float]:
     return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def _run(contender: Contender, inputs: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor] | None) -> Run:
-    rotate = contender.rotate
+def _run(contender: Contender, data: Data) -> Run:
     if contender.in_place:
         # Rotations keep lengths, so tensors that are turned again and again neither grow nor decay.
-        inputs = tuple(x.detach().clone() for x in inputs)
-    q, k = inputs
+        data = data.detached()
+    run, inputs, gradients = contender.run, data.inputs, data.gradients
     if gradients is None:
-        return lambda: rotate(q, k)
-    return lambda: torch.autograd.grad(rotate(q, k), inputs, gradients)
+        return lambda: run(*inputs)
+    return lambda: torch.autograd.grad(run(*inputs), inputs, gradients, allow_unused=True)
 
 
 def _check(
     what: str,
     contender: Contender,
-    inputs: tuple[Tensor, Tensor],
-    gradients: tuple[Tensor, Tensor] | None,
-    expected: Sequence[Tensor],
+    data: Data,
+    expected: Sequence[Tensor | None],
+    excerpt: Callable[[Tensor], Tensor],
 ) -> None:
     """Compares outputs, and gradients where timed."""
     if contender.in_place:
-        inputs = tuple(x.detach().clone() for x in inputs)
-    with torch.set_grad_enabled(gradients is not None):
-        actual = contender.rotate(*inputs)
-    if gradients is not None:
-        actual += torch.autograd.grad(actual, inputs, gradients)
-    for a, e in zip(actual, expected):
-        error = (a.detach() - e).abs_().max().item()
+        data = data.detached()
+    with torch.set_grad_enabled(data.gradients is not None):
+        actual: tuple[Tensor | None, ...] = contender.run(*data.inputs)
+    if data.gradients is not None:
+        actual += torch.autograd.grad(actual, data.inputs, data.gradients, allow_unused=True)
+    for a, e in zip(actual, expected, strict=True):
+        if (a is None) != (e is None):
+            raise AssertionError(f"{what}: {'lacks a' if a is None else 'has a needless'} gradient")
+        if a is None or e is None:
+            continue
+        error = (excerpt(a.detach()) - e).abs_().max().item()
         # Written so that NaN fails too.
         if not error <= contender.tolerance:
             raise AssertionError(f"{what}: wrong by {error:.3g}, more than {contender.tolerance:g}")
-
-
-@torch.no_grad()
-def _reference(
-    case: Case, inputs: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor] | None, interleaved: bool
-) -> list[Tensor]:
-    """Outputs and gradients, rotated in float32 by angles formed in float64."""
-    width = case.shape.rotary_dim
-    positions = torch.arange(case.offset, case.offset + case.shape.tokens, dtype=torch.float64)
-    inv_freq = case.shape.base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.outer(positions, inv_freq)
-    cos, sin = angles.cos().float(), angles.sin().float()
-    turned = [_rotate(x, cos, sin, interleaved) for x in inputs]
-    return turned + [_rotate(g, cos, -sin, interleaved) for g in gradients or ()]
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    width = 2 * cos.shape[-1]
-    out = x.float().clone()
-    first, second = (
-        (out[..., 0:width:2], out[..., 1:width:2])
-        if interleaved
-        else (out[..., : width // 2], out[..., width // 2 : width])
-    )
-    turned = first * cos - second * sin, second * cos + first * sin
-    first.copy_(turned[0])
-    second.copy_(turned[1])
-    return out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from results import Bound, Row, Section, Timing
 
+TITLE = "Rotary, C++"
 OP = "rotary_qk"
 TABLES = "apply_rotary_qk"
 CLONE = "clone"
@@ -25,7 +26,8 @@ def measure(program: Path, filter_regex: str, *, quick: bool) -> Section:
         command += ["--benchmark_repetitions=3", "--benchmark_min_time=0.001"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return _section(json.loads(output))
+    # Nothing is written where no name matches.
+    return _section(json.loads(output)) if output else Section(TITLE, {}, [])
 
 
 def _section(content: Mapping) -> Section:
@@ -46,7 +48,7 @@ def _section(content: Mapping) -> Section:
         if ALLOCATION in timings and OP in timings:
             seconds = timings[OP].median - timings[ALLOCATION].median
             bounds.append(Bound(f"{case}: {OP} less {ALLOCATION}", seconds, DECODE_TARGET))
-    return Section("C++", _facts(content["context"]), rows, bounds)
+    return Section(TITLE, _facts(content["context"]), rows, bounds)
 
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}

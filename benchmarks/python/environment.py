@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 def facts() -> dict[str, str]:
     """Names and values, ready to print."""
     return {
-        "CPU": f"{_cpu_model()}, {os.cpu_count()} cores",
+        "CPU": f"{_cpu_info('model name') or platform.machine()}, {os.cpu_count()} cores",
         "instruction set": f"posenc {posenc._C.cpu_capability()}, torch {torch.backends.cpu.get_cpu_capability()}",
+        "bfloat16 products of torch": "AMX tiles" if torch_uses_amx() else "vector instructions",
         "threads": str(torch.get_num_threads()),
         "versions": f"posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
         "commit": commit(),
@@ -26,6 +27,12 @@ def facts() -> dict[str, str]:
         "GEMM": f"{_gemm_rate() / 1e9:.0f} GF/s (float32, 1024 x 1024 x 1024)",
         "load": f"{os.getloadavg()[0]:.1f} (one-minute average before measuring)",
     }
+
+
+def torch_uses_amx() -> bool:
+    """Whether torch multiplies bfloat16 matrices on AMX tiles: the processor has them, and oneDNN is not held back."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    return "amx_bf16" in _cpu_info("flags").split() and (limit in ("DEFAULT", "ALL") or "AMX" in limit)
 
 
 def commit() -> str:
@@ -42,11 +49,13 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _cpu_model() -> str:
+def _cpu_info(field: str) -> str:
+    """Of the first processor that Linux lists, or nothing."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""
 
 
 def _copy_rate() -> float:

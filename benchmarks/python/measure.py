@@ -18,6 +18,8 @@ from results import Timing
 Run = Callable[[], object]
 Clock = Callable[[], float]
 
+# A call of so many seconds finds nothing in the caches that an earlier one left.
+LONG_CALL = 0.05
 
 # glibc's way to give free memory back to the system; other C libraries lack it.
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
@@ -28,15 +30,17 @@ class Effort:
     """How long to measure.
 
     Attributes:
-        rounds: Samples of each contender, at least.
+        rounds: Samples of each contender, at least; `long_rounds` where these take longer than `long_seconds`.
         seconds: Further rounds are added until this much time has passed, up to `max_rounds`.
         sample_seconds: A sample repeats the call until it lasts about this long.
-        warmup_seconds: Calls before the first sample, at least two.
+        warmup_seconds: Calls before the first sample, at least two of those that are not long.
     """
 
     rounds: int = 7
+    long_rounds: int = 5
+    long_seconds: float = 3.0
     max_rounds: int = 31
-    seconds: float = 1.0
+    seconds: float = 0.6
     sample_seconds: float = 2e-3
     warmup_seconds: float = 0.02
 
@@ -46,17 +50,18 @@ def interleave(contenders: Mapping[str, Run], effort: Effort, clock: Clock) -> d
     _trim(0)
     names = list(contenders)
     order = random.Random(0)
-    calls = {name: _calls_per_sample(contenders[name], effort, clock) for name in names}
+    calls = {name: _warm_up(contenders[name], effort, clock) for name in names}
     samples: dict[str, list[float]] = {name: [] for name in names}
     collecting = gc.isenabled()
     gc.disable()
     try:
         begin = time.perf_counter()
         done = 0
-        while done < effort.rounds or (done < effort.max_rounds and time.perf_counter() - begin < effort.seconds):
+        while _continues(effort, done, time.perf_counter() - begin):
             for name in order.sample(names, len(names)):
-                contenders[name]()  # leaves caches as repeated calls do, whoever had the turn before
-                samples[name].append(_sample(contenders[name], calls[name], clock))
+                if calls[name]:
+                    contenders[name]()  # leaves caches as repeated calls do, whoever had the turn before
+                samples[name].append(_sample(contenders[name], max(1, calls[name]), clock))
             done += 1
     finally:
         if collecting:
@@ -64,10 +69,17 @@ def interleave(contenders: Mapping[str, Run], effort: Effort, clock: Clock) -> d
     return {name: Timing(statistics.median(times), min(times), len(times)) for name, times in samples.items()}
 
 
-def _calls_per_sample(run: Run, effort: Effort, clock: Clock) -> int:
-    """Warms up; the last warm-up call says how many fill a sample."""
+def _continues(effort: Effort, done: int, seconds: float) -> bool:
+    if done < effort.rounds:
+        return done < effort.long_rounds or seconds < effort.long_seconds
+    return done < effort.max_rounds and seconds < effort.seconds
+
+
+def _warm_up(run: Run, effort: Effort, clock: Clock) -> int:
+    """Says how many calls fill a sample; 0 where a single one is long."""
     begin = clock()
-    run()
+    if _sample(run, 1, clock) >= LONG_CALL:
+        return 0
     while True:
         seconds = _sample(run, 1, clock)
         if clock() - begin >= effort.warmup_seconds:

@@ -17,7 +17,7 @@ def render(section: Section) -> str:
         parts.append(_table(HEADINGS, (_cells(row, section.judged) for row in section.rows), left=3))
     if section.bounds:
         parts.append(
-            _table(("time", "measured", "target", ""), (_bound_cells(bound) for bound in section.bounds), left=1)
+            _table(("what", "measured", "target", ""), (_bound_cells(bound) for bound in section.bounds), left=1)
         )
     return "\n\n".join(parts)
 
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 def _describe(row: Row | Bound) -> str:
     if isinstance(row, Bound):
-        return f"{row.what}: {duration(row.seconds)}, target {duration(row.target)}"
+        return f"{row.what}: {_quantity(row.value, row.unit)}, target {_quantity(row.target, row.unit)}"
     ratios = f"{row.ratio:.2f}, of minima {row.ratio_of_minima:.2f}, target {row.target:g}"
     return f"{row.case}: {row.ours} / {row.peer} {ratios}"
 
@@ -71,7 +71,13 @@ def _cells(row: Row, judged: bool) -> tuple[str, ...]:
 
 
 def _bound_cells(bound: Bound) -> tuple[str, ...]:
-    return bound.what, duration(bound.seconds), duration(bound.target), bound.verdict
+    return bound.what, _quantity(bound.value, bound.unit), _quantity(bound.target, bound.unit), bound.verdict
+
+
+def _quantity(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return duration(value) if unit == "s" else f"{value:.1f} {unit}"
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:

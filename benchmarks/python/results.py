@@ -51,15 +51,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Bound:
-    """A time with a target of its own, in seconds: where a ratio would not say it."""
+    """A quantity with a target of its own, where a ratio would not say it.
+
+    Attributes:
+        value: In `unit`.
+        target: The most that it should be, None where none is set.
+        unit: "s" or "MiB".
+    """
 
     what: str
-    seconds: float
-    target: float
+    value: float
+    target: float | None
+    unit: str = "s"
 
     @property
     def verdict(self) -> str:
-        return verdict(self.seconds, self.target)
+        return verdict(self.value, self.target)
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ def read(path: Path) -> list[Section]:
             content["title"],
             content["facts"],
             [_row(row) for row in content["rows"]],
-            [Bound(bound["what"], bound["seconds"], bound["target"]) for bound in content["bounds"]],
+            [_bound(bound) for bound in content["bounds"]],
             content["judged"],
         )
         for content in json.loads(path.read_text())
@@ -118,3 +125,7 @@ def _plain(section: Section) -> dict[str, Any]:
 def _row(content: dict[str, Any]) -> Row:
     timings = (Timing(**content[side]) for side in ("ours_timing", "peer_timing"))
     return Row(content["case"], content["ours"], content["peer"], *timings, target=content["target"])
+
+
+def _bound(content: dict[str, Any]) -> Bound:
+    return Bound(content["what"], content["value"], content["target"], content["unit"])

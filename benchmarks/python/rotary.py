@@ -1,13 +1,14 @@
 """The cases of the rotary ops, and the ratios that they are to reach."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
-import peers
 import posenc
-from case import Case, Comparison, Contender
+import rotary_peers as peers
+from case import MODES, Case, Comparison, Contender, Data
 from shapes import LAYOUTS, SHAPES, Shape
 
 OP = "rotary_qk"
@@ -41,7 +42,7 @@ def cases() -> Iterator[Case]:
         for layout in LAYOUTS:
             yield _prefill(SHAPES["llama3-8b"], "forward+backward", dtype, layout)
     for name in ("qwen2.5-0.5b", "gpt-neox-20b", "pythia-1.4b", "tiny"):
-        for mode in ("forward", "forward+backward"):
+        for mode in MODES:
             for dtype in DTYPES:
                 yield _prefill(SHAPES[name], mode, dtype, "BHTD")
     for dtype in DTYPES:
@@ -65,7 +66,7 @@ def _prefill(shape: Shape, mode: str, dtype: torch.dtype, layout: str) -> Case:
         Comparison(INTERLEAVED, OP, 1.15 if llama else None),
         Comparison(IN_PLACE, OP),
     ]
-    return Case(shape, mode, dtype, layout, contenders, comparisons)
+    return _case(shape, mode, dtype, layout, contenders, comparisons)
 
 
 def _prefill_contenders(shape: Shape, dtype: torch.dtype, backward: bool) -> Mapping[str, Contender]:
@@ -76,7 +77,7 @@ def _prefill_contenders(shape: Shape, dtype: torch.dtype, backward: bool) -> Map
         OP: Contender(lambda q, k: posenc.ops.rotary_qk(q, k, None, inv_freq), ours),
         TABLES: Contender(lambda q, k: posenc.ops.apply_rotary_qk(q, k, cos, sin), ours),
         INTERLEAVED: Contender(
-            lambda q, k: posenc.ops.rotary_qk(q, k, None, inv_freq, interleaved=True), ours, interleaved=True
+            lambda q, k: posenc.ops.rotary_qk(q, k, None, inv_freq, interleaved=True), ours, variant=INTERLEAVED
         ),
     }
     if not backward:
@@ -89,12 +90,14 @@ def _prefill_contenders(shape: Shape, dtype: torch.dtype, backward: bool) -> Map
             contenders[COMPILED] = Contender(peers.transformers_compiled(shape, dtype), theirs, temporaries=True)
     # Half a second per backward, and no target rests on it.
     if peers.installed("rotary_embedding_torch") and not backward:
-        contenders[PACKAGE] = Contender(peers.rotary_embedding_torch(shape), theirs, interleaved=True, temporaries=True)
+        contenders[PACKAGE] = Contender(
+            peers.rotary_embedding_torch(shape), theirs, variant=INTERLEAVED, temporaries=True
+        )
     return contenders
 
 
-def _in_place(inv_freq: torch.Tensor, tolerance: float) -> Contender:
-    def rotate(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_place(inv_freq: Tensor, tolerance: float) -> Contender:
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         posenc.ops.rotary_qk_(q, k, None, inv_freq)
         return q, k
 
@@ -116,7 +119,7 @@ def _multi_axis(shape: Shape, dtype: torch.dtype) -> Case:
             CLONE: Contender(peers.clone, None),
         }
 
-    return Case(shape, "forward", dtype, "BHTD", contenders, [Comparison(AXES, OP), Comparison(AXES, CLONE)])
+    return _case(shape, "forward", dtype, "BHTD", contenders, [Comparison(AXES, OP), Comparison(AXES, CLONE)])
 
 
 def _decode(shape: Shape, dtype: torch.dtype) -> Case:
@@ -145,4 +148,52 @@ def _decode(shape: Shape, dtype: torch.dtype) -> Case:
         Comparison(MODULE, EAGER_TABLES, 1 / 4),
         Comparison(OP, CLONE),
     ]
-    return Case(shape, "forward", dtype, "BHTD", contenders, comparisons, offset=DECODE_POSITION)
+    return _case(shape, "forward", dtype, "BHTD", contenders, comparisons, offset=DECODE_POSITION)
+
+
+def _case(
+    shape: Shape,
+    mode: str,
+    dtype: torch.dtype,
+    layout: str,
+    contenders: Callable[[], Mapping[str, Contender]],
+    comparisons: Sequence[Comparison],
+    offset: int = 0,
+) -> Case:
+    """The tokens are at positions `offset` and after."""
+    name = " ".join((shape.name, mode, str(dtype).removeprefix("torch."), layout))
+    backward = mode == "forward+backward"
+
+    def data() -> Data:
+        inputs = shape.tensors(dtype, layout, requires_grad=backward)
+        return Data(inputs, shape.tensors(dtype, layout) if backward else None)
+
+    reference = functools.partial(_reference, shape, offset)
+    return Case(name, data, reference, contenders, comparisons, smoke=shape.name == "tiny")
+
+
+@torch.no_grad()
+def _reference(shape: Shape, offset: int, data: Data, variant: str) -> list[Tensor]:
+    """Outputs and gradients, rotated in float32 by angles formed in float64."""
+    width = shape.rotary_dim
+    positions = torch.arange(offset, offset + shape.tokens, dtype=torch.float64)
+    inv_freq = shape.base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.outer(positions, inv_freq)
+    cos, sin = angles.cos().float(), angles.sin().float()
+    interleaved = variant == INTERLEAVED
+    turned = [_rotate(x, cos, sin, interleaved) for x in data.inputs]
+    return turned + [_rotate(g, cos, -sin, interleaved) for g in data.gradients or ()]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    width = 2 * cos.shape[-1]
+    out = x.float().clone()
+    first, second = (
+        (out[..., 0:width:2], out[..., 1:width:2])
+        if interleaved
+        else (out[..., : width // 2], out[..., width // 2 : width])
+    )
+    turned = first * cos - second * sin, second * cos + first * sin
+    first.copy_(turned[0])
+    second.copy_(turned[1])
+    return out

@@ -1,6 +1,7 @@
 """Measures the selected cases in this process and writes them as JSON. run.py starts it with the right environment."""
 
 import argparse
+import importlib
 import os
 import re
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--title", required=True)
+    parser.add_argument("--family", required=True, help="module with the cases")
     parser.add_argument("--select", default="", help="regular expression for the names of cases")
     parser.add_argument("--filter", default="", help="a further one")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--judged-peers", action="store_true", help="only contenders that a target is about")
+    parser.add_argument("--judged-only", action="store_true", help="only comparisons that have a target")
     parser.add_argument("--unjudged", action="store_true", help="targets do not count")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -22,7 +24,6 @@ def main() -> None:
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     import environment
-    import rotary
     from case import measure
     from measure import Effort
     from results import Section, write
@@ -30,16 +31,15 @@ def main() -> None:
     effort = Effort(rounds=3, seconds=0, warmup_seconds=0) if options.quick else Effort()
     selected = [
         case
-        for case in rotary.cases()
+        for case in importlib.import_module(options.family).cases()
         if re.search(options.select, case.name) and re.search(options.filter, case.name)
-        # A shape for smoke tests alone.
-        if case.shape.name != "tiny" or "tiny" in options.filter
+        if not case.smoke or "tiny" in options.filter
     ]
     facts = environment.facts() if selected else {}
     rows = []
     for number, case in enumerate(selected, 1):
         print(f"{number}/{len(selected)} {case.name}", file=sys.stderr, flush=True)
-        rows += measure(case, effort, judged_only=options.judged_peers)
+        rows += measure(case, effort, judged_only=options.judged_only)
     write([Section(options.title, facts, rows, judged=not options.unjudged)], options.json)
 
 
