@@ -106,11 +106,12 @@ class Rules {
     offset_ = keys_ - queries_;
     if (c.q_positions || c.k_positions) {
       const auto counted = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
-      Tensor q = c.q_positions.value_or(at::arange(keys_ - queries_, keys_, counted));
-      Tensor k = c.k_positions.value_or(at::arange(keys_, counted));
+      const auto rows = [](const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(0) : x; };
+      Tensor q = rows(c.q_positions.value_or(at::arange(keys_ - queries_, keys_, counted)));
+      Tensor k = rows(c.k_positions.value_or(at::arange(keys_, counted)));
       if (!at::isFloatingType(q.scalar_type()) && !at::isFloatingType(k.scalar_type())) {
-        // Differences alone matter; from the first key on they fit a double whatever the positions count.
-        const int64_t base = k.flatten()[0].item<int64_t>();
+        // Differences alone matter; counted from the first key of their row they fit a double wherever they start.
+        const Tensor base = k.narrow(1, 0, 1).to(at::kLong);
         q = q.to(at::kLong) - base;
         k = k.to(at::kLong) - base;
       }
