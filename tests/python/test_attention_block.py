@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-import attention_reference as reference
+import block_reference as reference
 import posenc
 import reference as formulas
 from block_stacks import BY_NAME, EMBED_DIM, HEAD_DIM, HEADS, KV_HEADS

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import attention_reference
+import block_reference
 import posenc
 
 CASES = {
@@ -41,7 +41,7 @@ def test_outputs_and_gradients(case, dtype):
     weights = {name: p.detach().clone().requires_grad_() for name, p in block.named_parameters()}
     published_x, x = x.clone().requires_grad_(), x.requires_grad_()
     y = block(x)
-    expected = attention_reference.published_rotary_cope(
+    expected = block_reference.published_rotary_cope(
         weights, published_x, options["heads"], options["kv_heads"], options.get("interleaved", False)
     )
     close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}

@@ -274,6 +274,8 @@ class Rotary(ScaledRotaryEncoding):
 
 def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
     """``constant``, which modules keep on the CPU, where ``x`` is."""
+    if x.is_cpu and constant.is_cpu:  # quicker than to compare devices
+        return constant
     return constant if constant.device == x.device else constant.to(x.device)
 
 
