@@ -47,8 +47,7 @@ class SharedGradients {
 template <typename T>
 struct KeyGradients {
   KeyGradients(bool wanted, const Tensor& like, int64_t parts)
-      : result(wanted ? at::empty_like(like) : Tensor()),
-        row(ceil_div(like.size(3), KernelsOf<T>::lanes()) * KernelsOf<T>::lanes()) {
+      : result(wanted ? at::empty_like(like) : Tensor()), row(whole_vectors<T>(like.size(3))) {
     if (wanted) {
       sums = at::zeros({like.size(0), like.size(1), parts, like.size(2), row},
                        like.options().dtype(c10::CppTypeToScalarType<T>::value));

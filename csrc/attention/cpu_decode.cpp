@@ -23,13 +23,13 @@ template <typename T>
 void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse) {
   const Sizes n(c);
   const Rules<T> rules(c);
-  const int64_t lanes = KernelsOf<T>::lanes(), rows = n.share * n.queries, pairs = n.batch * n.groups;
-  const int64_t query_row = ceil_div(n.width, lanes) * lanes, sums_row = ceil_div(n.value_width, lanes) * lanes;
+  const int64_t rows = n.share * n.queries, pairs = n.batch * n.groups;
+  const int64_t query_row = whole_vectors<T>(n.width), sums_row = whole_vectors<T>(n.value_width);
   const int64_t threads = n.products() < kSerialProducts ? 1 : at::get_num_threads();
   const int64_t parts = std::clamp<int64_t>(ceil_div(threads, pairs), 1, ceil_div(n.keys, kSplitKeys));
   const auto numbers = lse.options();
   const Tensor states = at::empty({pairs, parts, rows, 2 + sums_row}, numbers);
-  const double scale = c.score_scale() * 1.44269504088896340736;  // scores are in base 2
+  const double scale = c.score_scale() * kLog2E;  // scores are in base 2
 
   const auto state = [&](int64_t pair, int64_t part, int64_t offset) {
     return states.mutable_data_ptr<T>() + (pair * parts + part) * rows * (2 + sums_row) + offset;
@@ -92,7 +92,7 @@ void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& ls
       }
       lse.mutable_data_ptr<T>()[(b * n.heads + h) * n.queries + q] =
           total == T(0) ? -std::numeric_limits<T>::infinity()
-                        : static_cast<T>((largest + std::log2(static_cast<double>(total))) * 0.69314718055994530942);
+                        : static_cast<T>((largest + std::log2(static_cast<double>(total))) * kLn2);
       const T factor = total == T(0) ? T(0) : T(1) / total;
       KernelsOf<T>::unpack(merged.data(), n.value_width, factor, mutable_rows_of(out, b, h, q));
     }

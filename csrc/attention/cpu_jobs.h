@@ -59,6 +59,12 @@ inline constexpr double kSerialProducts = 1e6;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/// A row's width with its last vector filled up.
+template <typename T>
+int64_t whole_vectors(int64_t width) {
+  return ceil_div(width, KernelsOf<T>::lanes()) * KernelsOf<T>::lanes();
+}
+
 inline ElementType element_type(const Tensor& x) {
   switch (x.scalar_type()) {
     case at::kFloat:
@@ -194,13 +200,11 @@ class Rules {
 template <typename T>
 class HeadRows {
  public:
-  HeadRows(const Tensor& x, bool walked_often)
-      : x_(x), padded_(ceil_div(x.size(3), KernelsOf<T>::lanes()) * KernelsOf<T>::lanes()) {
+  HeadRows(const Tensor& x, bool walked_often) : x_(x), padded_(whole_vectors<T>(x.size(3))) {
     const bool readable =
         x.scalar_type() == c10::CppTypeToScalarType<T>::value && x.stride(3) == 1 && padded_ == x.size(3);
     in_place_ = readable && (x.stride(2) == x.size(3) || !walked_often);
   }
-  int64_t padded() const { return padded_; }
 
   PackedRows<T> head(int64_t batch, int64_t head, ThreadMemory& memory) {
     if (in_place_) {
@@ -224,7 +228,7 @@ class HeadRows {
 
 /// Memory that a thread keeps from call to call.
 struct Memory {
-  ThreadMemory workspace, key, value, grad_key, grad_value;
+  ThreadMemory workspace, key, value;
 };
 inline Memory& thread_memory() {
   thread_local Memory memory;

@@ -8,7 +8,6 @@
 ///
 /// in unsigned 32-bit arithmetic, with a multiply-xorshift mixer of two rounds.
 
-#include <cmath>
 #include <cstdint>
 
 namespace posenc::attention_ops::dropout {
@@ -16,6 +15,6 @@ namespace posenc::attention_ops::dropout {
 inline constexpr int64_t kFirst = 0x7feb352d, kSecond = 0x846ca68b, kStep = 0x9e3779b1, kMask = 0xffffffff;
 
 /// Weights whose number is at least this are kept.
-inline int64_t threshold(double p) { return static_cast<int64_t>(std::llround(p * 4294967296.0)); }
+constexpr int64_t threshold(double p) { return static_cast<int64_t>(p * 4294967296.0 + 0.5); }
 
 }  // namespace posenc::attention_ops::dropout

@@ -2,6 +2,7 @@
 
 /// Powers of two, for kernel files only.
 
+#include "attention/kernel.h"
 #include "cpu/vec.h"
 
 namespace posenc::attention_ops {
@@ -38,7 +39,7 @@ inline Vd exp2(const Vd& exponent) {
   const Vd lowest(-900.0), magic(6755399441055744.0);  // 1.5 * 2^52
   const Vd x = at::vec::clamp_min(exponent, lowest);
   const Vd t = x + magic;
-  const Vd r = (x - (t - magic)) * Vd(0.69314718055994530942);
+  const Vd r = (x - (t - magic)) * Vd(kLn2);
   constexpr double kInverseFactorials[] = {
       1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
       1.0 / 720,        1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};

@@ -19,6 +19,9 @@ using cpu::ElementType;
 /// Queries and keys of a tile. Multiples of every register tile (matmul.h).
 constexpr int64_t kTileQueries = 96, kTileKeys = 96;
 
+/// Between natural logarithms and those of base 2.
+constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
+
 /// Keys of a block of a DecodeJob.
 constexpr int64_t kDecodeKeys = 64;
 

@@ -96,7 +96,7 @@ void backward_block(const Operands& o, const Block& block, const Saved& saved, G
   const Tensor used = dropped(o, block, saved.seed, weights);
 
   if (gradients.wants(kValue)) {
-    gradients.add(o, kValue, o.sum_queries(used, grad_out, block.visible));
+    gradients.add(kValue, o.sum_queries(used, grad_out, block.visible));
   }
   Tensor grad_weights = o.scores(grad_out, kValue);
   if (o.call.has(kRelV)) {
@@ -105,7 +105,7 @@ void backward_block(const Operands& o, const Block& block, const Saved& saved, G
     const Tensor index = clipped(block, entries);
     if (gradients.wants(kRelV)) {
       gradients.add(
-          o, kRelV,
+          kRelV,
           sum_bins(o, used, index, entries).transpose(-1, -2).matmul(grad_out).sum_to_size_symint(rel_v.sym_sizes()));
     }
     grad_weights = grad_weights + look_up(o, grad_out.matmul(rel_v.transpose(-1, -2)), index);
@@ -134,7 +134,7 @@ Gradients::Gradients(const std::vector<int64_t>& wanted) {
   }
 }
 
-void Gradients::add(const Operands&, Slot slot, const Tensor& gradient) {
+void Gradients::add(Slot slot, const Tensor& gradient) {
   sums_[slot] = sums_[slot] ? *sums_[slot] + gradient : gradient;
 }
 

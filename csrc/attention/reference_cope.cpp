@@ -76,17 +76,16 @@ void add_cope_gradients(const Operands& o, const Block& block, const Tensor& gra
     gradients.add_rows(kQuery, grad_z.matmul(table.transpose(-1, -2)));
   }
   if (gradients.wants(kKey)) {
-    gradients.add(o, kKey, o.sum_queries(scaled, block.query, block.visible));
+    gradients.add(kKey, o.sum_queries(scaled, block.query, block.visible));
   }
   if (gradients.wants(gate)) {
-    gradients.add(o, gate, o.sum_queries(scaled_gates, block.query, block.visible));
+    gradients.add(gate, o.sum_queries(scaled_gates, block.query, block.visible));
   }
   if (gradients.wants(kPosEmb)) {
-    gradients.add(o, kPosEmb,
-                  block.query.transpose(-1, -2).matmul(grad_z).sum(0).sum_to_size_symint(table.sym_sizes()));
+    gradients.add(kPosEmb, block.query.transpose(-1, -2).matmul(grad_z).sum(0).sum_to_size_symint(table.sym_sizes()));
   }
   if (gradients.wants(kGateBias)) {
-    gradients.add(o, kGateBias, grad_gate_logits.sum({0, 2, 3}));
+    gradients.add(kGateBias, grad_gate_logits.sum({0, 2, 3}));
   }
 }
 

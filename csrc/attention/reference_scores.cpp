@@ -31,20 +31,20 @@ void add_dot_gradients(const Operands& o, const Block& block, const Tensor& grad
     gradients.add_rows(kQuery, o.sum_keys(scaled, kKey, block.visible));
   }
   if (gradients.wants(kKey)) {
-    gradients.add(o, kKey, o.sum_queries(scaled, block.query, block.visible));
+    gradients.add(kKey, o.sum_queries(scaled, block.query, block.visible));
   }
   if (gradients.wants(kSlopes)) {
     const Tensor by_row = (grad * block.distance->abs()).sum({2, 3}).neg();
-    gradients.add(o, kSlopes, o[kSlopes].dim() == 1 ? by_row.sum(0) : by_row);
+    gradients.add(kSlopes, o[kSlopes].dim() == 1 ? by_row.sum(0) : by_row);
   }
   if (gradients.wants(kDistanceBias)) {
     const c10::SymInt entries = o[kDistanceBias].sym_size(1);
-    gradients.add(o, kDistanceBias, sum_bins(o, grad, clipped(block, entries), entries).sum({0, 2}));
+    gradients.add(kDistanceBias, sum_bins(o, grad, clipped(block, entries), entries).sum({0, 2}));
   }
   if (gradients.wants(kBias)) {
     const Tensor rows = grad.sum_to_size_symint(bias_rows(o, block).sym_sizes());
     if (o[kBias].dim() < 2 || o[kBias].sym_size(-2) == 1) {
-      gradients.add(o, kBias, rows);
+      gradients.add(kBias, rows);
     } else {
       gradients.add_rows(kBias, rows);
     }
@@ -69,7 +69,7 @@ void add_relative_gradients(const Operands& o, const Block& block, const Tensor&
       gradients.add_rows(kQuery, bins.matmul(rel_k));
     }
     if (gradients.wants(kRelK)) {
-      gradients.add(o, kRelK, bins.transpose(-1, -2).matmul(block.query).sum_to_size_symint(rel_k.sym_sizes()));
+      gradients.add(kRelK, bins.transpose(-1, -2).matmul(block.query).sum_to_size_symint(rel_k.sym_sizes()));
     }
   }
 }
@@ -93,7 +93,7 @@ void add_piecewise_gradients(const Operands& o, const Block& block, const Tensor
       gradients.add_rows(query_slot, o.sum_keys(part, key_slot, seen));
     }
     if (gradients.wants(key_slot)) {
-      gradients.add(o, key_slot, o.sum_queries(part, query, seen));
+      gradients.add(key_slot, o.sum_queries(part, query, seen));
     }
   };
   add(kQuery, kKey, block.query, near);

@@ -64,8 +64,8 @@ class Gradients {
   explicit Gradients(const std::vector<int64_t>& wanted);
 
   bool wants(Slot slot) const { return wanted_[slot]; }
-  /// Adds to the gradient of an input that all queries share; to sums over what the input was broadcast over.
-  void add(const Operands& o, Slot slot, const Tensor& gradient);
+  /// Adds to the gradient of an input that all queries share.
+  void add(Slot slot, const Tensor& gradient);
   /// Adds to the rows of the current block, in an input that has a row for each query.
   void add_rows(Slot slot, const Tensor& gradient);
   /// Ends a block of queries.

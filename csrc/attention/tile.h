@@ -3,6 +3,7 @@
 /// A tile of scores and what hides them, for kernel files only. Scores lie transposed, [key][query], so that the lanes
 /// of a vector are queries and everything along a row of keys (maximum, sum, distance) is done without shuffles.
 
+#include "attention/dropout.h"
 #include "attention/kernel.h"
 #include "attention/matmul.h"
 
@@ -14,8 +15,6 @@
 
 namespace posenc::attention_ops {
 namespace {
-
-constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
 
 /// How a tile of scores is seen.
 enum class Cover {
@@ -171,21 +170,6 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
   }
 }
 
-/// Element i of memory of a type, as T.
-template <typename T>
-T element(const void* data, int64_t i, ElementType type) {
-  switch (type) {
-    case ElementType::kFloat:
-      return static_cast<T>(static_cast<const float*>(data)[i]);
-    case ElementType::kDouble:
-      return static_cast<T>(static_cast<const double*>(data)[i]);
-    case ElementType::kBFloat16:
-      return static_cast<T>(static_cast<float>(static_cast<const c10::BFloat16*>(data)[i]));
-    default:
-      return static_cast<T>(static_cast<float>(static_cast<const c10::Half*>(data)[i]));
-  }
-}
-
 /// Calls body(typed pointer) for memory of a type.
 template <typename Body>
 void with_type(const void* data, ElementType type, const Body& body) {
@@ -318,18 +302,17 @@ bool seen(const Tile& t, const T* mask, int64_t k, int64_t q) {
 
 /// Multiplies weights by dropout's mask, 0 or 1 / (1 - p).
 template <typename T>
-void drop(const Dropout& dropout, const Tile& t, T* weights) {
+void drop(const Dropout& rule, const Tile& t, T* weights) {
   const auto mix = [](uint32_t x) {
     x ^= x >> 16;
-    x *= 0x7feb352du;
+    x *= static_cast<uint32_t>(dropout::kFirst);
     x ^= x >> 15;
-    x *= 0x846ca68bu;
+    x *= static_cast<uint32_t>(dropout::kSecond);
     return x ^ (x >> 16);
   };
-  const uint32_t by_head = mix(mix(dropout.low ^ dropout.head) + dropout.high);
-  const double scaled = dropout.probability * 4294967296.0;
-  const uint64_t threshold = static_cast<uint64_t>(scaled + 0.5);
-  if (threshold > 0xffffffffu) {
+  const uint32_t by_head = mix(mix(rule.low ^ rule.head) + rule.high);
+  const int64_t threshold = dropout::threshold(rule.probability);
+  if (threshold > dropout::kMask) {
     for (int64_t k = 0; k < t.keys; ++k) {
       std::fill(weights + k * kTileQueries, weights + k * kTileQueries + t.lanes, T(0));
     }
@@ -339,10 +322,10 @@ void drop(const Dropout& dropout, const Tile& t, T* weights) {
   for (int64_t q = 0; q < t.lanes; ++q) {
     rows[q] = mix(by_head ^ static_cast<uint32_t>(t.first_query + q));
   }
-  const T factor = static_cast<T>(1.0 / (1.0 - dropout.probability));
+  const T factor = static_cast<T>(1.0 / (1.0 - rule.probability));
   const uint32_t limit = static_cast<uint32_t>(threshold);
   for (int64_t k = 0; k < t.keys; ++k) {
-    const uint32_t key = static_cast<uint32_t>(t.first_key + k) * 0x9e3779b1u;
+    const uint32_t key = static_cast<uint32_t>(t.first_key + k) * static_cast<uint32_t>(dropout::kStep);
     T* row = weights + k * kTileQueries;
     for (int64_t q = 0; q < t.lanes; ++q) {
       row[q] = mix(rows[q] ^ key) >= limit ? row[q] * factor : T(0);
