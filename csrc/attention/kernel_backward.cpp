@@ -1,8 +1,6 @@
 // Compiled once per instruction set.
 #include "attention/exp2.h"
-#include "attention/policies/bias.h"
-#include "attention/policies/distance.h"
-#include "attention/tile.h"
+#include "attention/policies/all.h"
 
 namespace posenc::attention_ops {
 namespace {
@@ -33,52 +31,32 @@ struct BackwardWorkspace {
 };
 
 /// One vector of queries: scores become weights 2^(score - lse), gradients of weights those of scores,
-/// weight * (gradient - delta); both 0 where hidden. The ranges of keys are those of the forward pass.
+/// weight * (gradient - delta); both 0 where hidden.
 template <typename T>
-void differentiate(const Tile& t, int64_t q, int64_t all, int64_t some, int64_t end, const BackwardWorkspace<T>& w) {
+void differentiate(const Tile& t, int64_t q, const KeyRanges& keys, const BackwardWorkspace<T>& w) {
   const Vec<T> zero(T(0)), lse = Vec<T>::loadu(w.lse + q), delta = Vec<T>::loadu(w.delta + q);
   T *scores = w.scores + q, *grad = w.grad + q;
   int64_t k = 0;
-  for (; k < all; ++k) {
+  for (; k < keys.all; ++k) {
     const Vec<T> weight = exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse);
     const Vec<T> of_score = weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
   }
-  const Vec<T> query = Vec<T>::arange(static_cast<T>(q - t.diagonal), T(1));
-  for (; k < some; ++k) {
-    const Vec<T> is_seen = t.cover == Cover::kDiagonal ? query >= Vec<T>(static_cast<T>(k))
-                                                       : Vec<T>::loadu(w.mask + k * kTileQueries + q) != zero;
+  for (; k < keys.some; ++k) {
+    const Vec<T> is_seen = seen_lanes(t, w.mask, k, q);
     const Vec<T> weight = Vec<T>::blendv(zero, exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse), is_seen);
     const Vec<T> of_score = Vec<T>::blendv(zero, weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta), is_seen);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
   }
-  for (; k < end; ++k) {
+  for (; k < keys.end; ++k) {
     zero.store(scores + k * kTileQueries);
     zero.store(grad + k * kTileQueries);
   }
 }
 
-template <typename T>
-void differentiate(const Tile& t, const BackwardWorkspace<T>& w) {
-  for (int64_t g = 0; g < t.lanes; g += kGroup<T>) {
-    int64_t all = t.keys, some = t.keys, end = t.keys;
-    if (t.cover == Cover::kDiagonal) {
-      all = std::clamp<int64_t>(g - t.diagonal + 1, 0, t.keys);
-      some = std::clamp<int64_t>(g + kGroup<T> - t.diagonal, 0, t.keys);
-      // A register tile of keys begins its sum over queries at the group of its first key.
-      end = std::min(t.keys, some + kGroup<T> + kRegisterRows);
-    } else if (t.cover == Cover::kSome) {
-      all = 0;
-    }
-    for (int64_t q = g; q < std::min(g + kGroup<T>, t.lanes); q += Vec<T>::size()) {
-      differentiate(t, q, all, some, end, w);
-    }
-  }
-}
-
-/// The products of weights (or score gradients) with rows that are not all finite, over what each query sees.
+/// to (keys x width) += weights rows over the queries that see each key: sum_over_queries() where a row is not finite.
 template <typename T>
 void sum_seen_queries(const Tile& t, const T* mask, const T* weights, const T* rows, int64_t width, T* to,
                       int64_t to_row) {
@@ -87,19 +65,6 @@ void sum_seen_queries(const Tile& t, const T* mask, const T* weights, const T* r
       if (seen(t, mask, k, q)) {
         for (int64_t d = 0; d < width; ++d) {
           to[k * to_row + d] += weights[k * kTileQueries + q] * rows[q * width + d];
-        }
-      }
-    }
-  }
-}
-
-template <typename T>
-void sum_seen_keys(const Tile& t, const T* mask, const T* weights, const PackedRows<T>& rows, int64_t width, T* to) {
-  for (int64_t q = 0; q < t.queries; ++q) {
-    for (int64_t k = 0; k < t.keys; ++k) {
-      if (seen(t, mask, k, q)) {
-        for (int64_t d = 0; d < width; ++d) {
-          to[q * width + d] += weights[k * kTileQueries + q] * rows.data[k * rows.row + d];
         }
       }
     }
@@ -147,7 +112,6 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   }
   std::fill(w.grad_query, w.grad_query + t.queries * width, T(0));
 
-  const bool by_distance = depends_on_distance(job.bias);
   const bool wild_query = any_infinite(w.query_rows, width, t.queries, width);
   const bool wild_grad = any_infinite(w.grad_rows, value_width, t.queries, value_width);
   int64_t begin, end;
@@ -162,20 +126,11 @@ void backward(const BackwardJob<T>& job, T* workspace) {
     const PackedRows<T> value{job.value.data + t.first_key * job.value.row, job.value.row};
     score_product<T>(key, w.query, t.keys, t.lanes, job.width, t.diagonal, w.scores, nullptr);
     score_product<T>(value, w.grad_out, t.keys, t.lanes, job.value_width, t.diagonal, w.grad, nullptr);
-    if (by_distance) {
-      add_distance_bias(job.bias, job.visible, t, w.strip, w.scores);
-    }
-    if (t.cover == Cover::kSome) {
-      fill_mask(job.visible, t, w.mask);
-    }
-    if (job.bias.bias.data != nullptr && add_bias(job.bias.bias, job.visible, t, w.mask, w.scores)) {
-      t.cover = Cover::kSome;
-      t.diagonal = kNoDiagonal;
-    }
+    add_biases(job.bias, job.visible, t, w.strip, w.mask, w.scores);
     if (job.dropout.probability > 0.0) {
       drop(job.dropout, t, w.grad);
     }
-    differentiate(t, w);
+    for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { differentiate(t, q, keys, w); });
     if (job.grad_table != nullptr || job.grad_slope != nullptr) {
       add_distance_gradients(job.bias, job.visible, t, w.grad, w.strip, job.grad_table, job.grad_slope);
     }

@@ -1,8 +1,6 @@
 // Compiled once per instruction set.
 #include "attention/exp2.h"
-#include "attention/policies/bias.h"
-#include "attention/policies/distance.h"
-#include "attention/tile.h"
+#include "attention/policies/all.h"
 
 namespace posenc::attention_ops {
 namespace {
@@ -143,8 +141,7 @@ inline bool sees(const Visibility& v, int64_t q, int64_t key) {
   }
   const double distance =
       v.q_positions != nullptr ? v.q_positions[q] - v.k_positions[key] : static_cast<double>(q + v.offset - key);
-  const double window = static_cast<double>(v.window);
-  return (!v.causal || distance >= 0) && (v.window == 0 || (distance < window && (v.causal || -distance < window)));
+  return sees_distance(v, distance);
 }
 
 /// Adds biases to one row of scores and writes which keys it sees. Returns whether it sees all of them.

@@ -1,8 +1,6 @@
 // Compiled once per instruction set.
 #include "attention/exp2.h"
-#include "attention/policies/bias.h"
-#include "attention/policies/distance.h"
-#include "attention/tile.h"
+#include "attention/policies/all.h"
 
 namespace posenc::attention_ops {
 namespace {
@@ -34,25 +32,21 @@ struct ForwardWorkspace {
 };
 
 /// One vector of queries: hides what they do not see, moves the largest score on and turns scores into 2^(score -
-/// largest). Keys 0 .. `all` - 1 are seen by every query, `all` .. `some` - 1 by some, those up to `end` by none
-/// (zeros).
+/// largest), 0 where hidden.
 template <typename T>
-void weigh(const Tile& t, const T* mask, int64_t q, int64_t all, int64_t some, int64_t end, bool know_largest,
-           ForwardWorkspace<T>& w, const T* previous) {
+void weigh(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, const ForwardWorkspace<T>& w,
+           const T* previous) {
   const Vec<T> hidden(-std::numeric_limits<T>::infinity());
   const Vec<T> before = Vec<T>::loadu(previous + q);
   Vec<T> largest = know_largest ? Vec<T>::loadu(w.largest + q) : before;
   T* column = w.scores + q;
   if (!know_largest) {
-    for (int64_t k = 0; k < all; ++k) {
+    for (int64_t k = 0; k < keys.all; ++k) {
       largest = at::vec::clamp_min(Vec<T>::loadu(column + k * kTileQueries), largest);
     }
-    const Vec<T> query = Vec<T>::arange(static_cast<T>(q - t.diagonal), T(1));
-    for (int64_t k = all; k < some; ++k) {
+    for (int64_t k = keys.all; k < keys.some; ++k) {
       const Vec<T> score = Vec<T>::loadu(column + k * kTileQueries);
-      const Vec<T> is_seen = t.cover == Cover::kDiagonal ? query >= Vec<T>(static_cast<T>(k))
-                                                         : Vec<T>::loadu(mask + k * kTileQueries + q) != Vec<T>(T(0));
-      const Vec<T> kept = Vec<T>::blendv(hidden, score, is_seen);
+      const Vec<T> kept = Vec<T>::blendv(hidden, score, seen_lanes(t, w.mask, k, q));
       kept.store(column + k * kTileQueries);
       largest = at::vec::clamp_min(kept, largest);
     }
@@ -60,7 +54,7 @@ void weigh(const Tile& t, const T* mask, int64_t q, int64_t all, int64_t some, i
   }
   Vec<T> sum(T(0)), second(T(0));
   int64_t k = 0;
-  for (; k + 2 <= all; k += 2) {
+  for (; k + 2 <= keys.all; k += 2) {
     const Vec<T> x = exp2<false>(Vec<T>::loadu(column + k * kTileQueries) - largest);
     const Vec<T> y = exp2<false>(Vec<T>::loadu(column + (k + 1) * kTileQueries) - largest);
     sum = sum + x;
@@ -68,53 +62,17 @@ void weigh(const Tile& t, const T* mask, int64_t q, int64_t all, int64_t some, i
     x.store(column + k * kTileQueries);
     y.store(column + (k + 1) * kTileQueries);
   }
-  for (; k < some; ++k) {
+  for (; k < keys.some; ++k) {
     const Vec<T> x = exp2<true>(Vec<T>::loadu(column + k * kTileQueries) - largest);
     sum = sum + x;
     x.store(column + k * kTileQueries);
   }
-  for (; k < end; ++k) {
+  for (; k < keys.end; ++k) {
     Vec<T>(T(0)).store(column + k * kTileQueries);
   }
   const Vec<T> factor = exp2<true>(before - largest);
   factor.store(w.factor + q);
   fmadd(Vec<T>::loadu(w.total + q), factor, sum + second).store(w.total + q);
-}
-
-template <typename T>
-void weigh(const Tile& t, bool know_largest, ForwardWorkspace<T>& w, const T* previous) {
-  for (int64_t g = 0; g < t.lanes; g += kGroup<T>) {
-    int64_t all = t.keys, some = t.keys, end = t.keys;
-    if (t.cover == Cover::kDiagonal) {
-      all = std::clamp<int64_t>(g - t.diagonal + 1, 0, t.keys);
-      some = std::clamp<int64_t>(g + kGroup<T> - t.diagonal, 0, t.keys);
-      end = std::min(t.keys, some + kRegisterRows);
-    } else if (t.cover == Cover::kSome) {
-      all = 0;
-    }
-    for (int64_t q = g; q < std::min(g + kGroup<T>, t.lanes); q += Vec<T>::size()) {
-      weigh(t, w.mask, q, all, some, end, know_largest, w, previous);
-    }
-  }
-}
-
-/// sums = factor * sums + weights^T value over the keys that each query sees, where a value is not finite.
-template <typename T>
-void sum_seen_values(const Tile& t, const PackedRows<T>& value, int64_t width, const ForwardWorkspace<T>& w) {
-  for (int64_t q = 0; q < t.queries; ++q) {
-    T* sum = w.sums + q * width;
-    for (int64_t d = 0; d < width; ++d) {
-      sum[d] *= w.factor[q];
-    }
-    for (int64_t k = 0; k < t.keys; ++k) {
-      if (seen(t, w.mask, k, q)) {
-        const T weight = w.scores[k * kTileQueries + q];
-        for (int64_t d = 0; d < width; ++d) {
-          sum[d] += weight * value.data[k * value.row + d];
-        }
-      }
-    }
-  }
 }
 
 template <typename T>
@@ -131,7 +89,6 @@ void forward(const ForwardJob<T>& job, T* workspace) {
   std::fill(w.total, w.total + t.lanes, T(0));
   std::fill(w.sums, w.sums + t.queries * value_width, T(0));
 
-  const bool by_distance = depends_on_distance(job.bias);
   T previous[kTileQueries];
   int64_t begin, end;
   visible_keys(job.visible, t.first_query, t.queries, begin, end);
@@ -146,24 +103,18 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     const PackedRows<T> key{job.key.data + t.first_key * job.key.row, job.key.row};
     const PackedRows<T> value{job.value.data + t.first_key * job.value.row, job.value.row};
     std::copy(w.largest, w.largest + t.lanes, previous);
-    bool know_largest = t.cover == Cover::kAll && !by_distance && job.bias.bias.data == nullptr;
+    const bool know_largest = t.cover == Cover::kAll && !has_bias(job.bias);
     score_product(key, w.query, t.keys, t.lanes, job.width, t.diagonal, w.scores, know_largest ? w.largest : nullptr);
-    if (by_distance) {
-      add_distance_bias(job.bias, job.visible, t, w.strip, w.scores);
-    }
-    if (t.cover == Cover::kSome) {
-      fill_mask(job.visible, t, w.mask);
-    }
-    if (job.bias.bias.data != nullptr && add_bias(job.bias.bias, job.visible, t, w.mask, w.scores)) {
-      t.cover = Cover::kSome;
-      t.diagonal = kNoDiagonal;
-    }
-    weigh(t, know_largest, w, previous);
+    add_biases(job.bias, job.visible, t, w.strip, w.mask, w.scores);
+    for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { weigh(t, q, keys, know_largest, w, previous); });
     if (job.dropout.probability > 0.0) {
       drop(job.dropout, t, w.scores);
     }
     if (t.cover != Cover::kAll && any_infinite(value.data, value.row, t.keys, value_width)) {
-      sum_seen_values(t, value, value_width, w);
+      for (int64_t i = 0; i < t.queries * value_width; ++i) {
+        w.sums[i] *= w.factor[i / value_width];
+      }
+      sum_seen_keys(t, w.mask, w.scores, value, value_width, w.sums);
     } else {
       sum_over_keys(w.scores, value, t.keys, t.queries, value_width, t.diagonal, w.factor, w.sums);
     }

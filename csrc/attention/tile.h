@@ -133,6 +133,12 @@ inline void find_cover(const Visibility& v, Tile& t) {
   }
 }
 
+/// Whether a query may see a key that is `distance` (query - key) before it.
+inline bool sees_distance(const Visibility& v, double distance) {
+  const double window = static_cast<double>(v.window);
+  return (!v.causal || distance >= 0) && (v.window == 0 || (distance < window && (v.causal || -distance < window)));
+}
+
 /// mask[key][query]: 1 where seen, else 0.
 template <typename T>
 void fill_mask(const Visibility& v, const Tile& t, T* mask) {
@@ -152,12 +158,9 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
         row[q] = q >= first && q < last ? T(1) : T(0);
       }
     } else {
-      const double at = v.k_positions[key], window = static_cast<double>(v.window);
+      const double at = v.k_positions[key];
       for (int64_t q = 0; q < t.queries; ++q) {
-        const double distance = v.q_positions[t.first_query + q] - at;
-        const bool seen =
-            (!v.causal || distance >= 0) && (v.window == 0 || (distance < window && (v.causal || -distance < window)));
-        row[q] = seen ? T(1) : T(0);
+        row[q] = sees_distance(v, v.q_positions[t.first_query + q] - at) ? T(1) : T(0);
       }
     }
     if (v.segments != nullptr) {
@@ -297,6 +300,52 @@ bool seen(const Tile& t, const T* mask, int64_t k, int64_t q) {
       return k + t.diagonal <= q;
     default:
       return mask[k * kTileQueries + q] != T(0);
+  }
+}
+
+/// The same for a vector of queries from q on, as a mask of lanes; cover is kDiagonal or kSome.
+template <typename T>
+Vec<T> seen_lanes(const Tile& t, const T* mask, int64_t k, int64_t q) {
+  return t.cover == Cover::kDiagonal ? Vec<T>::arange(static_cast<T>(q - t.diagonal), T(1)) >= Vec<T>(static_cast<T>(k))
+                                     : Vec<T>::loadu(mask + k * kTileQueries + q) != Vec<T>(T(0));
+}
+
+/// Keys 0 .. all - 1 of a tile are seen by every query of a group of vectors, all .. some - 1 by some. Those up to
+/// `end` are seen by none, and must be 0 for the register tiles that begin or end within them.
+struct KeyRanges {
+  int64_t all, some, end;
+};
+
+/// Calls body(q, ranges) for each vector of queries.
+template <typename T, typename Body>
+void for_each_vector(const Tile& t, const Body& body) {
+  for (int64_t group = 0; group < t.lanes; group += kGroup<T>) {
+    KeyRanges ranges{t.keys, t.keys, t.keys};
+    if (t.cover == Cover::kDiagonal) {
+      ranges.all = std::clamp<int64_t>(group - t.diagonal + 1, 0, t.keys);
+      ranges.some = std::clamp<int64_t>(group + kGroup<T> - t.diagonal, 0, t.keys);
+      ranges.end = std::min(t.keys, ranges.some + kGroup<T> + kRegisterRows);
+    } else if (t.cover == Cover::kSome) {
+      ranges.all = 0;
+    }
+    for (int64_t q = group; q < std::min(group + kGroup<T>, t.lanes); q += Vec<T>::size()) {
+      body(q, ranges);
+    }
+  }
+}
+
+/// to (queries x width) += weights^T rows over the keys that each query sees: sum_over_keys() where a row is not
+/// finite.
+template <typename T>
+void sum_seen_keys(const Tile& t, const T* mask, const T* weights, const PackedRows<T>& rows, int64_t width, T* to) {
+  for (int64_t q = 0; q < t.queries; ++q) {
+    for (int64_t k = 0; k < t.keys; ++k) {
+      if (seen(t, mask, k, q)) {
+        for (int64_t d = 0; d < width; ++d) {
+          to[q * width + d] += weights[k * kTileQueries + q] * rows.data[k * rows.row + d];
+        }
+      }
+    }
   }
 }
 
