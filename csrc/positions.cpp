@@ -1,3 +1,5 @@
+#include "dispatch.h"
+
 #include <posenc/positions.h>
 
 #include <ATen/ops/arange.h>
@@ -84,23 +86,17 @@ int64_t token_count(const Span& span) {
 }  // namespace
 
 at::Tensor positions_from_mask(const at::Tensor& mask) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("posenc::positions_from_mask", "")
-                             .typed<at::Tensor(const at::Tensor&)>();
+  static const auto op = find_op<at::Tensor(const at::Tensor&)>("posenc::positions_from_mask");
   return op.call(mask);
 }
 
 at::Tensor positions_from_cu_seqlens(const at::Tensor& cu_seqlens, c10::SymInt total) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("posenc::positions_from_cu_seqlens", "")
-                             .typed<at::Tensor(const at::Tensor&, c10::SymInt)>();
+  static const auto op = find_op<at::Tensor(const at::Tensor&, c10::SymInt)>("posenc::positions_from_cu_seqlens");
   return op.call(cu_seqlens, std::move(total));
 }
 
 at::Tensor segments_from_cu_seqlens(const at::Tensor& cu_seqlens, c10::SymInt total) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("posenc::segments_from_cu_seqlens", "")
-                             .typed<at::Tensor(const at::Tensor&, c10::SymInt)>();
+  static const auto op = find_op<at::Tensor(const at::Tensor&, c10::SymInt)>("posenc::segments_from_cu_seqlens");
   return op.call(cu_seqlens, std::move(total));
 }
 

@@ -19,14 +19,14 @@ using reference::Mode;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool wants_gradient(const OptionalTensor& t) { return at::GradMode::is_enabled() && t && t->requires_grad(); }
-
 bool transformed(const Call& c) {
   return under_transforms() ||
          std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return has_tangent(t); });
 }
 
-OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
+bool any_wants_gradient(const Call& c) {
+  return std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return wants_gradient(t); });
+}
 
 template <typename Op>
 struct Attend : torch::autograd::Function<Attend<Op>> {
@@ -68,15 +68,15 @@ struct Attend : torch::autograd::Function<Attend<Op>> {
     Saved s;
     // The inputs of apply() that were tensors, in order, after the Call.
     for (int64_t slot = 0, edge = 0; slot < kSlots; ++slot) {
-      c.inputs[slot] = optional(saved[slot]);
+      c.inputs[slot] = if_defined(saved[slot]);
       if (c.inputs[slot] && ctx->needs_input_grad(edge++)) {
         s.wanted.push_back(slot);
       }
     }
-    c.key_mask = optional(saved[kSlots]);
-    c.segment_ids = optional(saved[kSlots + 1]);
-    c.q_positions = optional(saved[kSlots + 2]);
-    c.k_positions = optional(saved[kSlots + 3]);
+    c.key_mask = if_defined(saved[kSlots]);
+    c.segment_ids = if_defined(saved[kSlots + 1]);
+    c.q_positions = if_defined(saved[kSlots + 2]);
+    c.k_positions = if_defined(saved[kSlots + 3]);
     c.is_causal = ctx->saved_data["is_causal"].toBool();
     c.scale = ctx->saved_data["scale"].toOptional<double>();
     c.window = ctx->saved_data["window"].toOptional<int64_t>();
@@ -88,7 +88,7 @@ struct Attend : torch::autograd::Function<Attend<Op>> {
     s.seed = saved[kSlots + 6];
     s.state.assign(saved.begin() + kSlots + 7, saved.end());
     s.grad_out = grads[0].defined() ? grads[0] : at::zeros_like(s.out);
-    s.grad_lse = optional(grads[1]);
+    s.grad_lse = if_defined(grads[1]);
     const auto gradients = call_backward<Op>(s, c);
     for (size_t i = 0; i < s.wanted.size(); ++i) {
       result[1 + s.wanted[i]] = gradients[i];
@@ -104,7 +104,7 @@ OutAndLse attention_autograd(const Call& c) {
     auto [out, lse, seed, state] = reference::forward(c, Mode::kComposite);
     return {out.to(c.query().scalar_type()), std::move(lse)};
   }
-  if (std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return wants_gradient(t); })) {
+  if (any_wants_gradient(c)) {
     const auto results = std::apply([&](const auto&... inputs) { return Attend<Op>::apply(c, inputs...); }, c.inputs);
     return {results[0], results[1]};
   }
@@ -120,9 +120,7 @@ Forward forward_autograd(const Call& c) {
 
 template <typename Op>
 std::vector<Tensor> backward_autograd(const Saved& s, const Call& c) {
-  const bool differentiated =
-      wants_gradient(s.grad_out) || wants_gradient(s.grad_lse) ||
-      std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return wants_gradient(t); });
+  const bool differentiated = wants_gradient(s.grad_out) || wants_gradient(s.grad_lse) || any_wants_gradient(c);
   if (differentiated || transformed(c)) {
     check(c);
     return reference::backward(s, c, Mode::kComposite);
@@ -132,17 +130,15 @@ std::vector<Tensor> backward_autograd(const Saved& s, const Call& c) {
 }
 
 template <typename Op>
-void register_autograd(torch::Library& m, const char* name) {
-  m.impl(name, &Flat<Op>::template forward<attention_autograd<Op>>);
-  m.impl(c10::str("_", name, "_forward").c_str(), &Flat<Op>::template forward<forward_autograd<Op>>);
-  m.impl(c10::str("_", name, "_backward").c_str(), &Flat<Op>::template backward<backward_autograd<Op>>);
+void register_autograd(torch::Library& m) {
+  register_op<Op, attention_autograd<Op>, forward_autograd<Op>, backward_autograd<Op>>(m);
 }
 
 TORCH_LIBRARY_IMPL(posenc, Autograd, m) {
-  register_autograd<Dot>(m, "attention");
-  register_autograd<Relative>(m, "relative_attention");
-  register_autograd<Cope>(m, "cope_attention");
-  register_autograd<Piecewise>(m, "piecewise_attention");
+  register_autograd<Dot>(m);
+  register_autograd<Relative>(m);
+  register_autograd<Cope>(m);
+  register_autograd<Piecewise>(m);
 }
 
 /// Casts queries, keys and values as torch's scaled_dot_product_attention does; tables and biases stay as they are.
@@ -159,10 +155,10 @@ OutAndLse attention_autocast(const Call& c) {
 
 template <c10::DispatchKey key, c10::DeviceType device>
 void register_autocast(torch::Library& m) {
-  m.impl("attention", &Flat<Dot>::forward<attention_autocast<Dot, key, device>>);
-  m.impl("relative_attention", &Flat<Relative>::forward<attention_autocast<Relative, key, device>>);
-  m.impl("cope_attention", &Flat<Cope>::forward<attention_autocast<Cope, key, device>>);
-  m.impl("piecewise_attention", &Flat<Piecewise>::forward<attention_autocast<Piecewise, key, device>>);
+  m.impl(Dot::name, &Flat<Dot>::forward<attention_autocast<Dot, key, device>>);
+  m.impl(Relative::name, &Flat<Relative>::forward<attention_autocast<Relative, key, device>>);
+  m.impl(Cope::name, &Flat<Cope>::forward<attention_autocast<Cope, key, device>>);
+  m.impl(Piecewise::name, &Flat<Piecewise>::forward<attention_autocast<Piecewise, key, device>>);
 }
 
 TORCH_LIBRARY_IMPL(posenc, AutocastCPU, m) { register_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>(m); }

@@ -40,10 +40,10 @@ std::vector<Tensor> backward_batched(const Saved& s, const Call& c) {
 }
 
 TORCH_LIBRARY_IMPL(posenc, Batched, m) {
-  m.impl("_attention_backward", &Flat<Dot>::backward<backward_batched<Dot>>);
-  m.impl("_relative_attention_backward", &Flat<Relative>::backward<backward_batched<Relative>>);
-  m.impl("_cope_attention_backward", &Flat<Cope>::backward<backward_batched<Cope>>);
-  m.impl("_piecewise_attention_backward", &Flat<Piecewise>::backward<backward_batched<Piecewise>>);
+  m.impl(Dot::backward_name, &Flat<Dot>::backward<backward_batched<Dot>>);
+  m.impl(Relative::backward_name, &Flat<Relative>::backward<backward_batched<Relative>>);
+  m.impl(Cope::backward_name, &Flat<Cope>::backward<backward_batched<Cope>>);
+  m.impl(Piecewise::backward_name, &Flat<Piecewise>::backward<backward_batched<Piecewise>>);
 }
 
 }  // namespace

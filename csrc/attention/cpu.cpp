@@ -49,9 +49,7 @@ std::vector<Tensor> attention_backward_cpu(const Saved& s, const Call& c) {
 }
 
 TORCH_LIBRARY_IMPL(posenc, CPU, m) {
-  m.impl("attention", &Flat<Dot>::forward<attention_cpu>);
-  m.impl("_attention_forward", &Flat<Dot>::forward<attention_forward_cpu>);
-  m.impl("_attention_backward", &Flat<Dot>::backward<attention_backward_cpu>);
+  register_op<Dot, attention_cpu, attention_forward_cpu, attention_backward_cpu>(m);
 }
 
 }  // namespace

@@ -26,11 +26,7 @@ std::vector<Tensor> backward_meta(const Saved& s, const Call& c) {
   return gradients;
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) {
-  register_public<attention_meta>(m);
-  register_forward<forward_meta>(m);
-  register_backward<backward_meta>(m);
-}
+TORCH_LIBRARY_IMPL(posenc, Meta, m) { register_ops<attention_meta, forward_meta, backward_meta>(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

@@ -208,46 +208,44 @@ Tensor logits(const Call& c) {
 
 namespace {
 
-OutAndLse public_form(const Call& c, Mode mode) {
+template <Mode mode>
+OutAndLse public_form(const Call& c) {
   check(c);
   auto [out, lse, seed, state] = forward(c, mode);
   return {out.to(c.query().scalar_type()), std::move(lse)};
 }
 
-Forward forward_form(const Call& c, Mode mode) {
+template <Mode mode>
+Forward forward_form(const Call& c) {
   check(c);
   return forward(c, mode);
 }
 
-std::vector<Tensor> backward_form(const Saved& s, const Call& c, Mode mode) {
+template <Mode mode>
+std::vector<Tensor> backward_form(const Saved& s, const Call& c) {
   check(c);
   return backward(s, c, mode);
 }
 
-template <Mode mode>
-void register_all(torch::Library& m) {
-  register_public<[](const Call& c) { return public_form(c, mode); }>(m);
-  register_forward<[](const Call& c) { return forward_form(c, mode); }>(m);
-  register_backward<[](const Saved& s, const Call& c) { return backward_form(s, c, mode); }>(m);
-}
-
 template <typename Op>
-void register_eager(torch::Library& m, const std::string& name) {
-  m.impl(name.c_str(), &Flat<Op>::template forward<[](const Call& c) { return public_form(c, Mode::kEager); }>);
-  m.impl(("_" + name + "_forward").c_str(),
-         &Flat<Op>::template forward<[](const Call& c) { return forward_form(c, Mode::kEager); }>);
-  m.impl(("_" + name + "_backward").c_str(),
-         &Flat<Op>::template backward<[](const Saved& s, const Call& c) { return backward_form(s, c, Mode::kEager); }>);
+void register_eager(torch::Library& m) {
+  register_op<Op, public_form<Mode::kEager>, forward_form<Mode::kEager>, backward_form<Mode::kEager>>(m);
 }
 
 // `attention` has kernels on the CPU.
 TORCH_LIBRARY_IMPL(posenc, CPU, m) {
-  register_eager<Relative>(m, "relative_attention");
-  register_eager<Cope>(m, "cope_attention");
-  register_eager<Piecewise>(m, "piecewise_attention");
+  register_eager<Relative>(m);
+  register_eager<Cope>(m);
+  register_eager<Piecewise>(m);
 }
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) { register_all<Mode::kDevice>(m); }
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) { register_all<Mode::kComposite>(m); }
+
+TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+  register_ops<public_form<Mode::kDevice>, forward_form<Mode::kDevice>, backward_form<Mode::kDevice>>(m);
+}
+
+TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+  register_ops<public_form<Mode::kComposite>, forward_form<Mode::kComposite>, backward_form<Mode::kComposite>>(m);
+}
 
 }  // namespace
 }  // namespace posenc::attention_ops::reference

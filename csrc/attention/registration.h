@@ -1,6 +1,6 @@
 #pragma once
 
-/// One kernel for the four ops of a kind.
+/// Kernels of an op and of the internal ops behind it.
 
 #include "attention/call.h"
 
@@ -8,31 +8,22 @@
 
 namespace posenc::attention_ops {
 
-/// kernel: OutAndLse(const Call&).
-template <auto kernel>
-void register_public(torch::Library& m) {
-  m.impl("attention", &Flat<Dot>::forward<kernel>);
-  m.impl("relative_attention", &Flat<Relative>::forward<kernel>);
-  m.impl("cope_attention", &Flat<Cope>::forward<kernel>);
-  m.impl("piecewise_attention", &Flat<Piecewise>::forward<kernel>);
+/// public_form: OutAndLse(const Call&). forward: Forward(const Call&). backward: std::vector<Tensor>(const Saved&,
+/// const Call&).
+template <typename Op, auto public_form, auto forward, auto backward>
+void register_op(torch::Library& m) {
+  m.impl(Op::name, &Flat<Op>::template forward<public_form>);
+  m.impl(Op::forward_name, &Flat<Op>::template forward<forward>);
+  m.impl(Op::backward_name, &Flat<Op>::template backward<backward>);
 }
 
-/// kernel: Forward(const Call&).
-template <auto kernel>
-void register_forward(torch::Library& m) {
-  m.impl("_attention_forward", &Flat<Dot>::forward<kernel>);
-  m.impl("_relative_attention_forward", &Flat<Relative>::forward<kernel>);
-  m.impl("_cope_attention_forward", &Flat<Cope>::forward<kernel>);
-  m.impl("_piecewise_attention_forward", &Flat<Piecewise>::forward<kernel>);
-}
-
-/// kernel: std::vector<Tensor>(const Saved&, const Call&).
-template <auto kernel>
-void register_backward(torch::Library& m) {
-  m.impl("_attention_backward", &Flat<Dot>::backward<kernel>);
-  m.impl("_relative_attention_backward", &Flat<Relative>::backward<kernel>);
-  m.impl("_cope_attention_backward", &Flat<Cope>::backward<kernel>);
-  m.impl("_piecewise_attention_backward", &Flat<Piecewise>::backward<kernel>);
+/// The same kernels for all ops.
+template <auto public_form, auto forward, auto backward>
+void register_ops(torch::Library& m) {
+  register_op<Dot, public_form, forward, backward>(m);
+  register_op<Relative, public_form, forward, backward>(m);
+  register_op<Cope, public_form, forward, backward>(m);
+  register_op<Piecewise, public_form, forward, backward>(m);
 }
 
 }  // namespace posenc::attention_ops

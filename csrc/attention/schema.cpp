@@ -2,8 +2,8 @@
 
 #include "attention/call.h"
 #include "attention/ops.h"
+#include "dispatch.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 namespace posenc {
@@ -57,11 +57,6 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
       tags);
 }
 
-template <typename Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 template <typename Op, typename Arguments>
 auto call(const Op& op, const Arguments& arguments) {
   return std::apply([&](const auto&... each) { return op.call(each...); }, arguments);
@@ -71,19 +66,19 @@ auto call(const Op& op, const Arguments& arguments) {
 
 template <typename Op>
 OutAndLse call_public(const Call& c) {
-  static const auto op = find<typename Flat<Op>::Public>(Op::name);
+  static const auto op = find_op<typename Flat<Op>::Public>(Op::name);
   return call(op, Op::unpack(c));
 }
 
 template <typename Op>
 Forward call_forward(const Call& c) {
-  static const auto op = find<typename Flat<Op>::ForwardOp>(Op::forward_name);
+  static const auto op = find_op<typename Flat<Op>::ForwardOp>(Op::forward_name);
   return call(op, Op::unpack(c));
 }
 
 template <typename Op>
 std::vector<Tensor> call_backward(const Saved& s, const Call& c) {
-  static const auto op = find<typename Flat<Op>::BackwardOp>(Op::backward_name);
+  static const auto op = find_op<typename Flat<Op>::BackwardOp>(Op::backward_name);
   const at::TensorList state(s.state);
   const at::IntArrayRef wanted(s.wanted);
   const auto saved = std::tie(s.grad_out, s.grad_lse, s.out, s.lse, s.seed, state, wanted);
@@ -102,9 +97,9 @@ INSTANTIATE(Piecewise);
 
 Tensor attention_logits(const Tensor& query, const Tensor& key, const AttentionFuncOptions& o) {
   static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
-                  std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                  const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>("posenc::_attention_logits");
+      find_op<Tensor(const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
+                     std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>("posenc::_attention_logits");
   return op.call(query, key, o.is_causal(), o.scale(), o.key_mask(), o.window(), o.segment_ids(), o.q_positions(),
                  o.k_positions(), o.alibi_slopes(), o.distance_bias(), o.bias());
 }
@@ -112,8 +107,8 @@ Tensor attention_logits(const Tensor& query, const Tensor& key, const AttentionF
 Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const Tensor& rel_k,
                                  const RelativeAttentionFuncOptions& o) {
   static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
-                  std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>(
+      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
+                     std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>(
           "posenc::_relative_attention_logits");
   return op.call(query, key, rel_k, o.is_causal(), o.scale(), o.key_mask(), o.window(), o.segment_ids(),
                  o.q_positions(), o.k_positions());
@@ -121,10 +116,9 @@ Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const T
 
 Tensor cope_attention_logits(const Tensor& query, const Tensor& key, const Tensor& pos_emb,
                              const CopeAttentionFuncOptions& o) {
-  static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                  std::optional<double>, bool, const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&)>(
-          "posenc::_cope_attention_logits");
+  static const auto op = find_op<Tensor(
+      const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, std::optional<double>,
+      bool, const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&)>("posenc::_cope_attention_logits");
   return op.call(query, key, pos_emb, o.gate_key(), o.gate_bias(), o.scale(), o.scale_position_logits(), o.key_mask(),
                  o.window(), o.segment_ids());
 }
@@ -132,9 +126,9 @@ Tensor cope_attention_logits(const Tensor& query, const Tensor& key, const Tenso
 Tensor piecewise_attention_logits(const Tensor& q_near, const Tensor& k_near, const Tensor& q_far, const Tensor& k_far,
                                   int64_t threshold, const PiecewiseAttentionFuncOptions& o) {
   static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, bool, std::optional<double>,
-                  const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&,
-                  const OptionalTensor&)>("posenc::_piecewise_attention_logits");
+      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, bool, std::optional<double>,
+                     const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&,
+                     const OptionalTensor&)>("posenc::_piecewise_attention_logits");
   return op.call(q_near, k_near, q_far, k_far, threshold, o.is_causal(), o.scale(), o.key_mask(), o.window(),
                  o.segment_ids(), o.q_positions(), o.k_positions());
 }

@@ -15,18 +15,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool requests_gradient(const OptionalTensor& t) { return at::GradMode::is_enabled() && t && t->requires_grad(); }
-
-bool requests_gradient(const FireCall& f) {
-  return std::any_of(f.inputs.begin(), f.inputs.end(), [](const Tensor& t) { return requests_gradient(t); });
+bool any_wants_gradient(const FireCall& f) {
+  return std::any_of(f.inputs.begin(), f.inputs.end(), [](const Tensor& t) { return wants_gradient(t); });
 }
 
 bool transformed(const FireCall& f) {
   return under_transforms() ||
          std::any_of(f.inputs.begin(), f.inputs.end(), [](const Tensor& t) { return has_tangent(t); });
 }
-
-OptionalTensor if_defined(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
 
 struct AttendFire : torch::autograd::Function<AttendFire> {
   static constexpr bool is_traceable = true;
@@ -92,7 +88,7 @@ OutAndLse fire_autograd(const FireCall& f) {
   if (transformed(f)) {
     return fire_at_once(f);
   }
-  if (requests_gradient(f)) {
+  if (any_wants_gradient(f)) {
     const auto results = std::apply([&](const auto&... inputs) { return AttendFire::apply(f, inputs...); }, f.inputs);
     return {results[0], results[1]};
   }
@@ -106,7 +102,7 @@ FireForward fire_forward_autograd(const FireCall& f) {
 }
 
 std::vector<Tensor> fire_backward_autograd(const FireSaved& s, const FireCall& f) {
-  if (requests_gradient(s.grad_out) || requests_gradient(s.grad_lse) || requests_gradient(f)) {
+  if (wants_gradient(s.grad_out) || wants_gradient(s.grad_lse) || any_wants_gradient(f)) {
     return fire_gradients(s, f, /*differentiable=*/true);
   }
   at::AutoDispatchBelowADInplaceOrView below;

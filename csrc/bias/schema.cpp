@@ -1,8 +1,8 @@
 /// The schemas of the additive encodings' ops, and their C++ functions: calls through the dispatcher.
 
 #include "bias/fire_call.h"
+#include "dispatch.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 namespace posenc {
@@ -44,62 +44,56 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
       exact);
 }
 
-template <typename Signature>
-auto find_bias_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 }  // namespace
 
 Tensor alibi_terms(const Tensor& slopes, const Span& span) {
-  static const auto op = find_bias_op<Tensor(const Tensor&, const Tensor&, const Tensor&)>("posenc::_alibi_terms");
+  static const auto op = find_op<Tensor(const Tensor&, const Tensor&, const Tensor&)>("posenc::_alibi_terms");
   return op.call(slopes, span.query, span.key);
 }
 
 Tensor t5_table(const Tensor& weight, const Span& span, int64_t max_distance, bool bidirectional) {
   static const auto op =
-      find_bias_op<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, bool)>("posenc::_t5_table");
+      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, bool)>("posenc::_t5_table");
   return op.call(weight, span.query, span.key, max_distance, bidirectional);
 }
 
 Tensor kerple_table(const Tensor& r1, const Tensor& r2, const Span& span, bool power) {
-  static const auto op = find_bias_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool,
-                                             const OptionalTensor&, const OptionalTensor&)>("posenc::_kerple_table");
+  static const auto op = find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool,
+                                        const OptionalTensor&, const OptionalTensor&)>("posenc::_kerple_table");
   return op.call(r1, r2, span.query, span.key, power, span.q_positions, span.k_positions);
 }
 
 Tensor sandwich_table(const Tensor& inv_freq, int64_t num_heads, const Span& span) {
-  static const auto op = find_bias_op<Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&,
-                                             const OptionalTensor&, const OptionalTensor&)>("posenc::_sandwich_table");
+  static const auto op = find_op<Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const OptionalTensor&,
+                                        const OptionalTensor&)>("posenc::_sandwich_table");
   return op.call(inv_freq, num_heads, span.query, span.key, span.q_positions, span.k_positions);
 }
 
 Tensor cosine_sums(const Tensor& inv_freq, c10::SymInt length) {
-  static const auto op = find_bias_op<Tensor(const Tensor&, c10::SymInt)>("posenc::_cosine_sums");
+  static const auto op = find_op<Tensor(const Tensor&, c10::SymInt)>("posenc::_cosine_sums");
   return op.call(inv_freq, std::move(length));
 }
 
 Tensor fire_bias(const FireParameters& p, double eps, const Span& span) {
   static const auto op =
-      find_bias_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                          double, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&)>(
-          "posenc::_fire_bias");
+      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
+                     const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&)>("posenc::_fire_bias");
   return op.call(p.c, p.threshold, p.weight_in, p.bias_in, p.weight_out, p.bias_out, eps, span.query, span.key,
                  span.q_positions, span.k_positions);
 }
 
 OutAndLse call_fire(const FireCall& f) {
-  static const auto op = find_bias_op<FireSignature<OutAndLse>>("posenc::_fire_attention");
+  static const auto op = find_op<FireSignature<OutAndLse>>("posenc::_fire_attention");
   return unpack_fire(f, [](const auto&... arguments) { return op.call(arguments...); });
 }
 
 FireForward call_fire_forward(const FireCall& f) {
-  static const auto op = find_bias_op<FireSignature<FireForward>>("posenc::_fire_attention_forward");
+  static const auto op = find_op<FireSignature<FireForward>>("posenc::_fire_attention_forward");
   return unpack_fire(f, [](const auto&... arguments) { return op.call(arguments...); });
 }
 
 std::vector<Tensor> call_fire_backward(const FireSaved& s, const FireCall& f) {
-  static const auto op = find_bias_op<FireBackwardSignature>("posenc::_fire_attention_backward");
+  static const auto op = find_op<FireBackwardSignature>("posenc::_fire_attention_backward");
   return unpack_fire(f, [&](const auto&... arguments) {
     return op.call(s.grad_out, s.grad_lse, s.out, s.lse, s.seeds, s.wanted, arguments...);
   });
@@ -116,14 +110,13 @@ std::tuple<Tensor, Tensor> fire_attention(const Tensor& query, const Tensor& key
 
 at::Tensor alibi_slopes(int64_t num_heads, at::ScalarType dtype, std::optional<at::Device> device) {
   static const auto op =
-      bias_ops::find_bias_op<at::Tensor(int64_t, at::ScalarType, std::optional<at::Device>)>("posenc::alibi_slopes");
+      find_op<at::Tensor(int64_t, at::ScalarType, std::optional<at::Device>)>("posenc::alibi_slopes");
   return op.call(num_heads, dtype, device);
 }
 
 at::Tensor t5_bucket(const at::Tensor& relative_position, int64_t num_buckets, int64_t max_distance,
                      bool bidirectional) {
-  static const auto op =
-      bias_ops::find_bias_op<at::Tensor(const at::Tensor&, int64_t, int64_t, bool)>("posenc::t5_bucket");
+  static const auto op = find_op<at::Tensor(const at::Tensor&, int64_t, int64_t, bool)>("posenc::t5_bucket");
   return op.call(relative_position, num_buckets, max_distance, bidirectional);
 }
 

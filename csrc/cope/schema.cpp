@@ -1,8 +1,8 @@
 /// The schema of CoPE's position logits, and its C++ function: a call through the dispatcher.
 
 #include "cope/ops.h"
+#include "dispatch.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 namespace posenc::cope_ops {
@@ -20,9 +20,8 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
 Tensor position_logits(const Tensor& query, const Tensor& attn_logits, const Tensor& pos_emb,
                        const std::optional<Tensor>& gate_bias, bool scale_position_logits) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("posenc::_cope_position_logits", "")
-          .typed<Tensor(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool)>();
+      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool)>(
+          "posenc::_cope_position_logits");
   return op.call(query, attn_logits, pos_emb, gate_bias, scale_position_logits);
 }
 

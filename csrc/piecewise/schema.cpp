@@ -1,8 +1,8 @@
 /// The schemas of the ops that rotate for piecewise attention, and their C++ functions: calls through the dispatcher.
 
+#include "dispatch.h"
 #include "piecewise/ops.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 namespace posenc::piecewise_ops {
@@ -27,19 +27,14 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
       tags);
 }
 
-template <typename Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> rerope_qk(const Tensor& query, const Tensor& key, const Tensor& inv_freq,
                                              const Positions& positions, int64_t window, bool interleaved,
                                              std::optional<int64_t> log_scale_length) {
   static const auto op =
-      find<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, bool,
-                                              std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&)>(
+      find_op<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, bool,
+                                                 std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&)>(
           "posenc::_rerope_qk");
   return op.call(query, key, inv_freq, window, interleaved, log_scale_length, positions.query, positions.key);
 }
@@ -48,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> leaky_rerope_qk(const Tensor& query, 
                                                            const Tensor& inv_freq, const Tensor& far_inv_freq,
                                                            const Positions& positions, int64_t window, double leak,
                                                            bool interleaved, std::optional<int64_t> log_scale_length) {
-  static const auto op = find<std::tuple<Tensor, Tensor, Tensor, Tensor>(
+  static const auto op = find_op<std::tuple<Tensor, Tensor, Tensor, Tensor>(
       const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, double, bool, std::optional<int64_t>,
       const OptionalTensor&, const OptionalTensor&)>("posenc::_leaky_rerope_qk");
   return op.call(query, key, inv_freq, far_inv_freq, window, leak, interleaved, log_scale_length, positions.query,
@@ -59,8 +54,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> self_extend_qk(const Tensor& query, c
                                                           const Tensor& inv_freq, const Positions& positions,
                                                           int64_t group, int64_t window, bool interleaved) {
   static const auto op =
-      find<std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t,
-                                                      bool, const OptionalTensor&, const OptionalTensor&)>(
+      find_op<std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t,
+                                                         bool, const OptionalTensor&, const OptionalTensor&)>(
           "posenc::_self_extend_qk");
   return op.call(query, key, inv_freq, group, window, interleaved, positions.query, positions.key);
 }

@@ -14,17 +14,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool wants_gradient(const Tensor& t) { return at::GradMode::is_enabled() && t.requires_grad(); }
-bool wants_gradient(const OptionalTensor& t) { return t && wants_gradient(*t); }
-
 bool transformed(std::initializer_list<std::reference_wrapper<const Tensor>> inputs) {
   return under_transforms() ||
          std::any_of(inputs.begin(), inputs.end(), [](const Tensor& t) { return has_tangent(t); });
 }
 
 const Tensor& value_or(const OptionalTensor& t, const Tensor& other) { return t ? *t : other; }
-
-OptionalTensor optional(const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; }
 
 /// The outputs of a function of q and k, where only that of an input with a gradient asks for one.
 variable_list mark(AutogradContext* ctx, const Tensor& q, const Tensor& k, std::tuple<Tensor, Tensor> turned) {
@@ -67,17 +62,17 @@ struct Rotate : torch::autograd::Function<Rotate> {
                        .axes(ctx->saved_data["axes"].toOptional<std::vector<int64_t>>())
                        .exact(ctx->saved_data["exact"].toBool())
                        .offset(ctx->saved_data["offset"].toSymInt())
-                       .offsets(optional(saved[2]));
+                       .offsets(if_defined(saved[2]));
     variable_list result(5);
     const bool both = grads.size() == 2 && grads[0].defined() && grads[1].defined() && ctx->needs_input_grad(0) &&
                       ctx->needs_input_grad(1);
     if (both) {
-      std::tie(result[0], result[1]) = rotary_qk(grads[0], grads[1], optional(saved[0]), saved[1], o);
+      std::tie(result[0], result[1]) = rotary_qk(grads[0], grads[1], if_defined(saved[0]), saved[1], o);
       return result;
     }
     for (size_t i = 0; i < grads.size(); ++i) {
       if (grads[i].defined() && ctx->needs_input_grad(i)) {
-        result[i] = rotary(grads[i], optional(saved[0]), saved[1], o);
+        result[i] = rotary(grads[i], if_defined(saved[0]), saved[1], o);
       }
     }
     return result;

@@ -1,8 +1,9 @@
 /// The schemas of the rotary ops, and their C++ functions: calls through the dispatcher.
 
+#include "dispatch.h"
+
 #include <posenc/ops.h>
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 namespace posenc {
@@ -44,11 +45,6 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
 
 #undef ANGLE_OPTIONS
 
-template <typename Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 OptionalIntArrayRef view(const std::optional<std::vector<int64_t>>& axes) {
   return axes ? OptionalIntArrayRef(*axes) : std::nullopt;
 }
@@ -62,29 +58,30 @@ using ApplyRotaryQK = Result(const Tensor&, const Tensor&, const Tensor&, const 
 }  // namespace
 
 Tensor rotary(const Tensor& x, const OptionalTensor& positions, const Tensor& inv_freq, const RotaryFuncOptions& o) {
-  static const auto op = find<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, double, bool, bool,
-                                     OptionalIntArrayRef, bool, c10::SymInt, const OptionalTensor&)>("posenc::rotary");
+  static const auto op =
+      find_op<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, double, bool, bool, OptionalIntArrayRef, bool,
+                     c10::SymInt, const OptionalTensor&)>("posenc::rotary");
   return op.call(x, positions, inv_freq, o.attention_scaling(), o.interleaved(), o.inverse(), view(o.axes()), o.exact(),
                  o.offset(), o.offsets());
 }
 
 std::tuple<Tensor, Tensor> rotary_qk(const Tensor& q, const Tensor& k, const OptionalTensor& positions,
                                      const Tensor& inv_freq, const RotaryFuncOptions& o) {
-  static const auto op = find<RotaryQK<std::tuple<Tensor, Tensor>>>("posenc::rotary_qk");
+  static const auto op = find_op<RotaryQK<std::tuple<Tensor, Tensor>>>("posenc::rotary_qk");
   return op.call(q, k, positions, inv_freq, o.attention_scaling(), o.interleaved(), o.inverse(), view(o.axes()),
                  o.exact(), o.offset(), o.offsets());
 }
 
 void rotary_qk_(Tensor q, Tensor k, const OptionalTensor& positions, const Tensor& inv_freq,
                 const RotaryFuncOptions& o) {
-  static const auto op = find<RotaryQK<void>>("posenc::rotary_qk_");
+  static const auto op = find_op<RotaryQK<void>>("posenc::rotary_qk_");
   op.call(q, k, positions, inv_freq, o.attention_scaling(), o.interleaved(), o.inverse(), view(o.axes()), o.exact(),
           o.offset(), o.offsets());
 }
 
 std::tuple<Tensor, Tensor> rotary_tables(const OptionalTensor& positions, const Tensor& inv_freq,
                                          const RotaryTablesFuncOptions& o) {
-  static const auto op = find<std::tuple<Tensor, Tensor>(
+  static const auto op = find_op<std::tuple<Tensor, Tensor>(
       const OptionalTensor&, const Tensor&, std::optional<c10::SymInt>, c10::SymInt, const OptionalTensor&, double,
       OptionalIntArrayRef, bool, at::ScalarType, const OptionalTensor&, double)>("posenc::rotary_tables");
   return op.call(positions, inv_freq, o.length(), o.offset(), o.offsets(), o.attention_scaling(), view(o.axes()),
@@ -92,25 +89,26 @@ std::tuple<Tensor, Tensor> rotary_tables(const OptionalTensor& positions, const 
 }
 
 Tensor apply_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved, bool inverse) {
-  static const auto op = find<Tensor(const Tensor&, const Tensor&, const Tensor&, bool, bool)>("posenc::apply_rotary");
+  static const auto op =
+      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, bool, bool)>("posenc::apply_rotary");
   return op.call(x, cos, sin, interleaved, inverse);
 }
 
 std::tuple<Tensor, Tensor> apply_rotary_qk(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin,
                                            bool interleaved, bool inverse) {
-  static const auto op = find<ApplyRotaryQK<std::tuple<Tensor, Tensor>>>("posenc::apply_rotary_qk");
+  static const auto op = find_op<ApplyRotaryQK<std::tuple<Tensor, Tensor>>>("posenc::apply_rotary_qk");
   return op.call(q, k, cos, sin, interleaved, inverse);
 }
 
 void apply_rotary_qk_(Tensor q, Tensor k, const Tensor& cos, const Tensor& sin, bool interleaved, bool inverse) {
-  static const auto op = find<ApplyRotaryQK<void>>("posenc::apply_rotary_qk_");
+  static const auto op = find_op<ApplyRotaryQK<void>>("posenc::apply_rotary_qk_");
   op.call(q, k, cos, sin, interleaved, inverse);
 }
 
 Tensor permute_rotary_weight(const Tensor& weight, int64_t num_heads, c10::string_view to,
                              std::optional<int64_t> rotary_dim) {
-  static const auto op =
-      find<Tensor(const Tensor&, int64_t, c10::string_view, std::optional<int64_t>)>("posenc::permute_rotary_weight");
+  static const auto op = find_op<Tensor(const Tensor&, int64_t, c10::string_view, std::optional<int64_t>)>(
+      "posenc::permute_rotary_weight");
   return op.call(weight, num_heads, to, rotary_dim);
 }
 

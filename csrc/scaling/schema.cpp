@@ -1,5 +1,6 @@
 #include <posenc/scaling.h>
 
+#include "dispatch.h"
 #include "formulas.h"
 
 #include <ATen/ops/empty.h>
@@ -25,9 +26,8 @@ at::Tensor scaled_inv_freq_meta(const at::Tensor& like, c10::ArrayRef<double> sc
 at::Tensor scaled_inv_freq(const at::Tensor& like, const Scaling& scaling, int64_t dim, double base,
                            c10::SymInt seq_len, bool exact) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("posenc::scaled_inv_freq", "")
-          .typed<at::Tensor(const at::Tensor&, c10::ArrayRef<double>, int64_t, double, c10::SymInt, bool)>();
+      find_op<at::Tensor(const at::Tensor&, c10::ArrayRef<double>, int64_t, double, c10::SymInt, bool)>(
+          "posenc::scaled_inv_freq");
   return op.call(like, encode(scaling), dim, base, std::move(seq_len), exact);
 }
 
