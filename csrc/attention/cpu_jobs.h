@@ -5,12 +5,16 @@
 #include "attention/call.h"
 #include "attention/kernel.h"
 #include "attention/workspace.h"
+#include "cpu/tensors.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
 namespace posenc::attention_ops {
+
+using cpu::ceil_div;
+using cpu::element_type;
 
 inline const ForwardKernels& forward_kernels() {
   static const ForwardKernels& table = POSENC_SELECT_KERNELS(attention_forward_kernels);
@@ -57,25 +61,10 @@ struct KernelsOf<double> {
 /// Multiplications below which one core finishes sooner than a second one wakes up.
 inline constexpr double kSerialProducts = 1e6;
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /// A row's width with its last vector filled up.
 template <typename T>
 int64_t whole_vectors(int64_t width) {
   return ceil_div(width, KernelsOf<T>::lanes()) * KernelsOf<T>::lanes();
-}
-
-inline ElementType element_type(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return ElementType::kFloat;
-    case at::kDouble:
-      return ElementType::kDouble;
-    case at::kBFloat16:
-      return ElementType::kBFloat16;
-    default:
-      return ElementType::kHalf;
-  }
 }
 
 inline const void* address(const Tensor& x, int64_t element) {

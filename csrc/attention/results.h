@@ -4,6 +4,9 @@
 
 #include "attention/call.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
 namespace posenc::attention_ops {
 
 /// The dtype that scores, sums and lse have.

@@ -1,5 +1,6 @@
 /// The rotary ops on CPU: checks, memory order, work sharing; the arithmetic is in kernel.cpp.
 
+#include "cpu/tensors.h"
 #include "rotary/checks.h"
 #include "rotary/inplace.h"
 #include "rotary/kernel.h"
@@ -17,22 +18,12 @@
 namespace posenc::rotary_ops {
 namespace {
 
+using cpu::ceil_div;
+using cpu::element_type;
+
 const Kernels& kernels() {
   static const Kernels& table = POSENC_SELECT_KERNELS(rotary_kernels);
   return table;
-}
-
-ElementType element_type(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return ElementType::kFloat;
-    case at::kDouble:
-      return ElementType::kDouble;
-    case at::kBFloat16:
-      return ElementType::kBFloat16;
-    default:
-      return ElementType::kHalf;
-  }
 }
 
 /// A rotation of x into y; x and y may be the same tensor.
@@ -45,8 +36,6 @@ using Turns = c10::SmallVector<Turn, 2>;
 constexpr int64_t kSerialElements = 65536;
 /// Bytes of cosines and sines of a block of tokens: half of a first-level cache, so that they stay there for all heads.
 constexpr int64_t kTableBytes = 16384;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Tokens of one work item: what the cache holds, less where threads would be left without work.
 int64_t block_tokens(int64_t rows, int64_t tokens, int64_t row_bytes, int64_t elements) {

@@ -4,12 +4,13 @@
 /// serves every instruction set alike.
 
 #include "cpu/capability.h"
+#include "cpu/element.h"
 
 #include <cstdint>
 
 namespace posenc::rotary_ops {
 
-enum class ElementType : int { kFloat, kDouble, kBFloat16, kHalf };
+using cpu::ElementType;
 
 /// Rows of one tensor to rotate: `heads` x `tokens` rows of `width` elements, of which the first 2 * `pairs` turn.
 /// Strides count elements. x == y rotates in place.
