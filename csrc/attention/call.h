@@ -30,6 +30,7 @@ enum Slot : int64_t {
   kSlopes,
   kDistanceBias,
   kBias,
+  kLogDecay,
   kSlots,
 };
 
@@ -86,13 +87,14 @@ struct Dot {
   using Args =
       std::tuple<const Tensor&, const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
                  std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                 const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, double>;
+                 const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, double>;
 
   static Call pack(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
                    std::optional<double> scale, const OptionalTensor& key_mask, std::optional<int64_t> window,
                    const OptionalTensor& segment_ids, const OptionalTensor& q_positions,
                    const OptionalTensor& k_positions, const OptionalTensor& alibi_slopes,
-                   const OptionalTensor& distance_bias, const OptionalTensor& bias, double dropout_p) {
+                   const OptionalTensor& distance_bias, const OptionalTensor& bias, const OptionalTensor& log_decay,
+                   double dropout_p) {
     Call c{.op = "attention",
            .is_causal = is_causal,
            .scale = scale,
@@ -108,13 +110,19 @@ struct Dot {
     c.inputs[kSlopes] = alibi_slopes;
     c.inputs[kDistanceBias] = distance_bias;
     c.inputs[kBias] = bias;
+    c.inputs[kLogDecay] = log_decay;
     return c;
   }
 
   static Args unpack(const Call& c) {
-    return {c.query(),       c.key(),       c.value(),     c.is_causal,   c.scale,           c.key_mask,
-            c.window,        c.segment_ids, c.q_positions, c.k_positions, c.inputs[kSlopes], c.inputs[kDistanceBias],
-            c.inputs[kBias], c.dropout_p};
+    return {c.query(),         c.key(),
+            c.value(),         c.is_causal,
+            c.scale,           c.key_mask,
+            c.window,          c.segment_ids,
+            c.q_positions,     c.k_positions,
+            c.inputs[kSlopes], c.inputs[kDistanceBias],
+            c.inputs[kBias],   c.inputs[kLogDecay],
+            c.dropout_p};
   }
 };
 

@@ -35,6 +35,8 @@ const char* name_of(const Call& c, Slot slot) {
       return "alibi_slopes";
     case kDistanceBias:
       return "distance_bias";
+    case kLogDecay:
+      return "log_decay";
     default:
       return "bias";
   }
@@ -178,6 +180,24 @@ void check_relative(const Call& c, Slot slot, const c10::SymInt& width) {
                     width, "), but got ", x.sym_sizes());
 }
 
+/// What tokens add counts by index, from a query back to a key.
+void check_log_decay(const Call& c) {
+  check_table(c, kLogDecay);
+  const Tensor& x = c[kLogDecay];
+  const c10::SymInt batch = c.query().sym_size(0), heads = c.query().sym_size(1), keys = c.key().sym_size(2);
+  TORCH_CHECK_VALUE(
+      x.dim() == 3 && one_or(x.sym_size(0), batch) && equal(x.sym_size(1), heads) && equal(x.sym_size(2), keys), c.op,
+      ": expected log_decay of shape (", batch, ", ", heads, ", ", keys, "), but got ", x.sym_sizes());
+  TORCH_CHECK_VALUE(c.is_causal, c.op,
+                    ": expected is_causal=True beside log_decay, which adds up from a query back to ",
+                    "a key, but got False");
+  TORCH_CHECK_VALUE(!c.q_positions && !c.k_positions, c.op,
+                    ": expected neither q_positions nor k_positions beside log_decay, which goes by index");
+  TORCH_CHECK_VALUE(holds(c.query().sym_size(2).sym_le(keys)), c.op,
+                    ": expected at most as many queries as keys beside log_decay, but got ", c.query().sym_size(2),
+                    " queries and ", keys, " keys");
+}
+
 void check_biases(const Call& c) {
   const c10::SymInt batch = c.query().sym_size(0), heads = c.query().sym_size(1);
   if (c.has(kSlopes)) {
@@ -203,6 +223,9 @@ void check_biases(const Call& c) {
     }
     TORCH_CHECK_VALUE(fits, c.op, ": expected bias to be broadcastable to (", full[0], ", ", full[1], ", ", full[2],
                       ", ", full[3], "), but got ", x.sym_sizes());
+  }
+  if (c.has(kLogDecay)) {
+    check_log_decay(c);
   }
   if (c.has(kRelK)) {
     check_relative(c, kRelK, c.query().sym_size(3));

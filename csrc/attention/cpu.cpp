@@ -1,4 +1,4 @@
-/// attention on CPU: checks, results, and the choice of a path.
+/// The attention ops on CPU: checks, results, and the choice of a path.
 
 #include "attention/cpu.h"
 
@@ -14,43 +14,59 @@
 namespace posenc::attention_ops {
 namespace {
 
-Forward attention_into(const Call& c, at::ScalarType dtype) {
-  check(c);
-  if (c.query().numel() == 0 || c.key().numel() == 0) {
-    auto [out, lse, seed, state] = reference::forward(c, reference::Mode::kEager);
-    return {out.to(dtype), lse, seed, state};
-  }
-  const auto counted = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
-  const Tensor seed = c.dropout_p == 0.0 ? at::zeros({}, counted)
-                                         : at::empty({}, counted).random_(0, std::numeric_limits<int64_t>::max());
-  Tensor out = empty_out(c, dtype), lse = empty_lse(c);
-  const int64_t number = seed.item<int64_t>();
-  if (lse.scalar_type() == at::kDouble) {
-    decodes(c) ? run_decode<double>(c, number, out, lse) : run_forward<double>(c, number, out, lse);
+template <typename T>
+void run(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
+  if (state.empty() && decodes(c)) {
+    run_decode<T>(c, seed, out, lse);
   } else {
-    decodes(c) ? run_decode<float>(c, number, out, lse) : run_forward<float>(c, number, out, lse);
+    run_forward<T>(c, seed, out, lse, state);
   }
-  return {out, lse, seed, {}};
+}
+
+bool is_empty(const Call& c) { return c.query().numel() == 0 || c.key().numel() == 0; }
+
+void run(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
+  lse.scalar_type() == at::kDouble ? run<double>(c, seed, out, lse, state) : run<float>(c, seed, out, lse, state);
+}
+
+int64_t drawn_seed(const Call& c) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  return c.dropout_p == 0.0 ? 0 : at::empty({}, at::kLong).random_(0, kLargest).item<int64_t>();
 }
 
 OutAndLse attention_cpu(const Call& c) {
-  auto [out, lse, seed, state] = attention_into(c, c.query().scalar_type());
+  check(c);
+  if (is_empty(c)) {
+    auto [out, lse, seed, state] = reference::forward(c, reference::Mode::kEager);
+    return {out.to(c.query().scalar_type()), lse};
+  }
+  Tensor out = empty_out(c), lse = empty_lse(c);
+  run(c, drawn_seed(c), out, lse, {});
   return {std::move(out), std::move(lse)};
 }
 
-Forward attention_forward_cpu(const Call& c) { return attention_into(c, computing_dtype(c)); }
+Forward attention_forward_cpu(const Call& c) {
+  check(c);
+  if (is_empty(c)) {
+    return reference::forward(c, reference::Mode::kEager);
+  }
+  const Tensor out = empty_out(c, computing_dtype(c)), lse = empty_lse(c);
+  const std::vector<Tensor> state = empty_state(c);
+  const int64_t seed = drawn_seed(c);
+  run(c, seed, out, lse, state);
+  return {out, lse, at::scalar_tensor(seed, at::kLong), state};
+}
 
 std::vector<Tensor> attention_backward_cpu(const Saved& s, const Call& c) {
   check(c);
-  if (c.query().numel() == 0 || c.key().numel() == 0) {
+  const bool lacks_state = c.has(kPosEmb) && s.state.empty();
+  if (is_empty(c) || lacks_state) {
     return reference::backward(s, c, reference::Mode::kEager);
   }
   return s.lse.scalar_type() == at::kDouble ? run_backward<double>(s, c) : run_backward<float>(s, c);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CPU, m) {
-  register_op<Dot, attention_cpu, attention_forward_cpu, attention_backward_cpu>(m);
-}
+TORCH_LIBRARY_IMPL(posenc, CPU, m) { register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

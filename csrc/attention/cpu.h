@@ -1,6 +1,6 @@
 #pragma once
 
-/// attention on CPU, by the kernels; query, key and value hold elements.
+/// The attention ops on CPU, by the kernels; query, key and value hold elements.
 
 #include "attention/call.h"
 
@@ -9,9 +9,10 @@ namespace posenc::attention_ops {
 /// Whether the call has few queries over keys that can be read where they lie.
 bool decodes(const Call& c);
 
-/// Writes out (B, H, Tq, Dv) and lse (B, H, Tq) of a call of float (double for float64); seed is dropout's.
+/// Writes out (B, H, Tq, Dv), lse (B, H, Tq) and state (empty: not wanted) of a call of float (double for float64);
+/// seed is dropout's.
 template <typename T>
-void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse);
+void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state);
 template <typename T>
 void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse);
 

@@ -9,64 +9,194 @@
 
 namespace posenc::attention_ops {
 
+/// The rows of keys (or values) that parts of the work add gradients to. A single part adds to the result itself where
+/// that has rows as the kernels want them.
+template <typename T>
+class KeyGradients {
+ public:
+  KeyGradients(const Tensor& like, int64_t parts) {
+    const int64_t width = like.size(3), row = whole_vectors<T>(width);
+    const auto type = c10::CppTypeToScalarType<T>::value;
+    if (parts == 1 && like.scalar_type() == type && like.stride(3) == 1 && row == width) {
+      result_ = at::zeros_like(like);
+      if (result_.stride(3) == 1) {
+        sums_ = result_.unsqueeze(2);
+        return;
+      }
+    }
+    sums_ = at::zeros({like.size(0), like.size(1), parts, like.size(2), row}, like.options().dtype(type));
+    result_ = at::empty_like(like);
+  }
+
+  GradientRows<T> part(int64_t batch, int64_t group, int64_t part) const {
+    return {sums_.mutable_data_ptr<T>() + batch * sums_.stride(0) + group * sums_.stride(1) + part * sums_.stride(2),
+            sums_.stride(3)};
+  }
+
+  Tensor result() const {
+    if (!sums_.is_alias_of(result_)) {
+      const Tensor sum = sums_.size(2) == 1 ? sums_.select(2, 0) : sums_.sum(2);
+      result_.copy_(sum.narrow(3, 0, result_.size(3)));
+    }
+    return result_;
+  }
+
+ private:
+  Tensor sums_, result_;
+};
+
+/// The rows of a table (entries, width), or of one for each head (heads, entries, width), that parts of the work add
+/// gradients to. Of its entries the first `skipped` and as many last ones have no gradient.
+template <typename T>
+class TableGradients {
+ public:
+  TableGradients(const Tensor& table, int64_t skipped, const Sizes& n, int64_t parts)
+      : n_(n),
+        like_(table),
+        skipped_(skipped),
+        parts_(parts),
+        tables_(table.dim() == 3 && table.size(0) > 1 ? n.heads : n.groups) {
+    const int64_t entries = table.size(-2) - 2 * skipped;
+    sums_ = at::zeros({n.batch, parts, tables_, entries, whole_vectors<T>(table.size(-1))},
+                      at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value).device(at::kCPU));
+  }
+
+  GradientRows<T> part(int64_t batch, int64_t part, int64_t head) const {
+    const int64_t table = tables_ == n_.heads ? head : head / n_.share;
+    const int64_t index = (batch * parts_ + part) * tables_ + table;
+    return {sums_.mutable_data_ptr<T>() + index * sums_.size(3) * sums_.size(4), sums_.size(4)};
+  }
+
+  /// Like the table.
+  Tensor result() const {
+    const bool by_head = like_.dim() == 3 && like_.size(0) > 1;
+    Tensor sum = by_head ? sums_.sum({0, 1}) : sums_.sum({0, 1, 2});
+    Tensor gradient = at::zeros_like(like_);
+    gradient.narrow(-2, skipped_, sums_.size(3)).copy_(sum.narrow(-1, 0, like_.size(-1)));
+    return gradient;
+  }
+
+ private:
+  const Sizes& n_;
+  Tensor like_;
+  int64_t skipped_, parts_, tables_;
+  Tensor sums_;
+};
+
 /// Sums of gradients that several jobs add to, by part of the work, so that they can be added up in a fixed order.
 template <typename T>
 class SharedGradients {
  public:
   SharedGradients(const Call& c, const Sizes& n, const Rules<T>& rules, int64_t parts, const std::vector<bool>& wants)
-      : n_(n), parts_(parts), entries_(rules.table_entries()) {
+      : c_(c), n_(n), parts_(parts), entries_(rules.table_entries()) {
     const auto sums = at::TensorOptions().dtype(at::kDouble).device(at::kCPU);
     if (wants[kDistanceBias]) {
-      table = at::zeros({n.batch, parts, n.heads, entries_}, sums);
+      table_ = at::zeros({n.batch, parts, n.heads, entries_}, sums);
     }
     if (wants[kSlopes]) {
-      slopes = at::zeros({n.batch, parts, n.heads}, sums);
+      slopes_ = at::zeros({n.batch, parts, n.heads}, sums);
+    }
+    if (wants[kLogDecay]) {
+      decay_sums_ = at::zeros({n.batch, parts, n.heads, n.keys}, sums);
+    }
+    if (wants[kGateBias]) {
+      gate_bias_ = at::zeros({n.batch, parts, n.heads}, sums);
     }
     if (wants[kBias]) {
-      bias = at::zeros(c[kBias].sizes(), sums.dtype(c10::CppTypeToScalarType<T>::value));
-      expanded_bias_ = bias.expand({n.batch, n.heads, n.queries, n.keys});
+      bias_ = at::zeros(c[kBias].sizes(), sums.dtype(c10::CppTypeToScalarType<T>::value));
+      expanded_bias_ = bias_.expand({n.batch, n.heads, n.queries, n.keys});
+    }
+    for (const Slot slot : {kKey, kValue, kFarKey, kGateKey}) {
+      if (wants[slot]) {
+        keys_[slot].emplace(c[slot], parts);
+      }
+    }
+    for (const Slot slot : {kRelK, kRelV}) {
+      if (wants[slot]) {
+        tables_[slot].emplace(c[slot], rules.unreachable_entries(), n, parts);
+      }
+    }
+    if (wants[kPosEmb]) {
+      tables_[kPosEmb].emplace(c[kPosEmb].transpose(1, 2), 0, n, parts);
+    }
+    for (const Slot slot : {kQuery, kFarQuery}) {
+      if (wants[slot]) {
+        queries_[slot] = at::empty_like(c[slot]);
+      }
     }
   }
 
   void enter(BackwardJob<T>& job, int64_t batch, int64_t part, int64_t head) const {
-    const int64_t at = (batch * parts_ + part) * n_.heads + head;
-    job.grad_table = table.defined() ? table.mutable_data_ptr<double>() + at * entries_ : nullptr;
-    job.grad_slope = slopes.defined() ? slopes.mutable_data_ptr<double>() + at : nullptr;
-    job.grad_bias = bias.defined() ? mutable_rows_of(expanded_bias_, batch, head) : MutableRows{};
+    const auto number = [&](const Tensor& x, int64_t entries) {
+      const int64_t at = (batch * parts_ + part) * n_.heads + head;
+      return x.defined() ? x.mutable_data_ptr<double>() + at * entries : nullptr;
+    };
+    const auto keys = [&](Slot slot) {
+      return keys_[slot] ? keys_[slot]->part(batch, head / n_.share, part) : GradientRows<T>{};
+    };
+    const auto table = [&](Slot slot) {
+      return tables_[slot] ? tables_[slot]->part(batch, part, head) : GradientRows<T>{};
+    };
+    const auto queries = [&](Slot slot) {
+      return queries_[slot].defined() ? mutable_rows_of(queries_[slot], batch, head, job.first_query) : MutableRows{};
+    };
+    job.grad_key = keys(kKey);
+    job.grad_value = keys(kValue);
+    job.grad_query = queries(kQuery);
+    ScoreGradients<T>& to = job.grad_scores;
+    to.table = number(table_, entries_);
+    to.slope = number(slopes_, 1);
+    to.decay_sums = number(decay_sums_, n_.keys);
+    to.bias = bias_.defined() ? mutable_rows_of(expanded_bias_, batch, head) : MutableRows{};
+    to.relative_key = table(kRelK);
+    to.relative_value = table(kRelV);
+    to.contextual = table(kPosEmb);
+    to.gate_key = keys(kGateKey);
+    to.gate_bias = number(gate_bias_, 1);
+    to.far_key = keys(kFarKey);
+    to.far_query = queries(kFarQuery);
   }
 
-  Tensor table, slopes, bias;
+  /// The gradient of an input, like it.
+  Tensor result(Slot slot) const {
+    const Tensor& input = c_[slot];
+    const auto like_input = [&](const Tensor& gradient) { return at::empty_like(input).copy_(gradient); };
+    if (keys_[slot]) {
+      return keys_[slot]->result();
+    }
+    switch (slot) {
+      case kQuery:
+      case kFarQuery:
+        return queries_[slot];
+      case kRelK:
+      case kRelV:
+        return like_input(tables_[slot]->result());
+      case kPosEmb:
+        return like_input(tables_[slot]->result().transpose(1, 2));
+      case kSlopes:
+        return like_input(input.dim() == 1 ? slopes_.sum({0, 1}) : slopes_.sum(1));
+      case kDistanceBias:
+        return like_input(table_.sum({0, 1}));
+      case kLogDecay: {
+        // A token's decay is in the sums of all tokens from it on.
+        const Tensor each = decay_sums_.sum(1).flip(2).cumsum(2).flip(2);
+        return like_input(input.size(0) == 1 ? each.sum(0, /*keepdim=*/true) : each);
+      }
+      case kGateBias:
+        return like_input(gate_bias_.sum({0, 1}));
+      default:
+        return like_input(bias_);
+    }
+  }
 
  private:
+  const Call& c_;
   const Sizes& n_;
   int64_t parts_, entries_;
-  Tensor expanded_bias_;
-};
-
-/// The rows of one head's keys (or values) that parts of the work add gradients to, and their sum into the result.
-template <typename T>
-struct KeyGradients {
-  KeyGradients(bool wanted, const Tensor& like, int64_t parts)
-      : result(wanted ? at::empty_like(like) : Tensor()), row(whole_vectors<T>(like.size(3))) {
-    if (wanted) {
-      sums = at::zeros({like.size(0), like.size(1), parts, like.size(2), row},
-                       like.options().dtype(c10::CppTypeToScalarType<T>::value));
-    }
-  }
-  T* part(int64_t batch, int64_t group, int64_t part) const {
-    if (!sums.defined()) {
-      return nullptr;
-    }
-    const int64_t index = (batch * sums.size(1) + group) * sums.size(2) + part;
-    return sums.mutable_data_ptr<T>() + index * sums.size(3) * row;
-  }
-  void finish() const {
-    if (result.defined()) {
-      result.copy_((sums.size(2) == 1 ? sums.select(2, 0) : sums.sum(2)).narrow(3, 0, result.size(3)));
-    }
-  }
-  Tensor result, sums;
-  int64_t row;
+  Tensor table_, slopes_, decay_sums_, gate_bias_, bias_, expanded_bias_;
+  std::array<Tensor, kSlots> queries_;
+  std::array<std::optional<KeyGradients<T>>, kSlots> keys_;
+  std::array<std::optional<TableGradients<T>>, kSlots> tables_;
 };
 
 /// Jobs of one batch row and group of heads add to the same keys: they are one item of work, or with few of these and
@@ -84,74 +214,47 @@ std::vector<Tensor> run_backward(const Saved& s, const Call& c) {
   const int64_t pairs = n.batch * n.groups, jobs = n.share * n.tiles;
   const int64_t parts =
       serial || pairs >= at::get_num_threads() ? 1 : std::min(jobs, ceil_div(at::get_num_threads(), pairs));
-  const SharedGradients<T> shared(c, n, rules, parts, wants);
-  const KeyGradients<T> grad_key(wants[kKey], c.key(), parts), grad_value(wants[kValue], c.value(), parts);
-  const Tensor grad_query = wants[kQuery] ? at::empty_like(c.query()) : Tensor();
+  const SharedGradients<T> gradients(c, n, rules, parts, wants);
   const Tensor lse = s.lse.contiguous();
   const Tensor grad_lse = s.grad_lse ? s.grad_lse->contiguous() : Tensor();
   const int64_t seed = s.seed.item<int64_t>();
-  const int64_t size = KernelsOf<T>::backward_workspace(n.width, n.value_width);
+  const int64_t size = KernelsOf<T>::backward_workspace(rules.shape());
 
   at::parallel_for(0, pairs * parts, serial ? pairs * parts : 1, [&](int64_t begin, int64_t end) {
     Memory& memory = thread_memory();
     T* workspace = memory.workspace.get<T>(size);
-    HeadRows<T> keys(c.key(), jobs > 1), values(c.value(), jobs > 1);
+    KeyRows<T> keys(c, jobs > 1);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t b = item / (n.groups * parts), g = item / parts % n.groups, part = item % parts;
       for (int64_t i = part; i < jobs; i += parts) {
         const int64_t h = g * n.share + i / n.tiles;
         BackwardJob<T> job{};
+        job.shape = rules.shape();
         job.visible = rules.visibility(b);
-        job.bias = rules.bias(b, h);
+        job.scores = rules.scores(b, h);
+        job.scores.contextual.state = contextual_state<T>(s.state, b * n.heads + h);
         job.dropout = dropout_of(c, seed, b * n.heads + h);
         job.scale = c.score_scale();
-        job.width = n.width;
-        job.value_width = n.value_width;
         job.first_query = i % n.tiles * kTileQueries;
         job.queries = std::min(kTileQueries, n.queries - job.first_query);
         job.query = rows_of(c.query(), b, h, job.first_query);
         job.out = rows_of(s.out, b, h, job.first_query);
         job.grad_out = rows_of(s.grad_out, b, h, job.first_query);
-        job.key = keys.head(b, g, memory.key);
-        job.value = values.head(b, g, memory.value);
+        keys.enter(job, b, g, memory);
+        if (c.has(kFarQuery)) {
+          job.scores.far.query = rows_of(c[kFarQuery], b, h, job.first_query);
+        }
         job.lse = lse.const_data_ptr<T>() + (b * n.heads + h) * n.queries;
         job.grad_lse = grad_lse.defined() ? grad_lse.const_data_ptr<T>() + (b * n.heads + h) * n.queries : nullptr;
-        job.grad_key = grad_key.part(b, g, part);
-        job.grad_value = grad_value.part(b, g, part);
-        job.grad_key_row = grad_key.row;
-        job.grad_value_row = grad_value.row;
-        job.grad_query = grad_query.defined() ? mutable_rows_of(grad_query, b, h, job.first_query) : MutableRows{};
-        shared.enter(job, b, part, h);
+        gradients.enter(job, b, part, h);
         KernelsOf<T>::backward(job, workspace);
       }
     }
   });
-  grad_key.finish();
-  grad_value.finish();
 
   std::vector<Tensor> results;
   for (const int64_t slot : s.wanted) {
-    const Tensor& input = c[static_cast<Slot>(slot)];
-    const auto like_input = [&](const Tensor& gradient) { return at::empty_like(input).copy_(gradient); };
-    switch (slot) {
-      case kQuery:
-        results.push_back(grad_query);
-        break;
-      case kKey:
-        results.push_back(grad_key.result);
-        break;
-      case kValue:
-        results.push_back(grad_value.result);
-        break;
-      case kSlopes:
-        results.push_back(like_input(input.dim() == 1 ? shared.slopes.sum({0, 1}) : shared.slopes.sum(1)));
-        break;
-      case kDistanceBias:
-        results.push_back(like_input(shared.table.sum({0, 1})));
-        break;
-      default:
-        results.push_back(like_input(shared.bias));
-    }
+    results.push_back(gradients.result(static_cast<Slot>(slot)));
   }
   return results;
 }

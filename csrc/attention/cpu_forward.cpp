@@ -10,30 +10,32 @@
 namespace posenc::attention_ops {
 
 template <typename T>
-void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse) {
+void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
   const Sizes n(c);
   const Rules<T> rules(c);
   const int64_t items = n.batch * n.heads * n.tiles;
   const int64_t grain = n.products() < kSerialProducts ? items : 1;
-  const int64_t size = KernelsOf<T>::forward_workspace(n.width, n.value_width);
+  const int64_t size = KernelsOf<T>::forward_workspace(rules.shape());
   at::parallel_for(0, items, grain, [&](int64_t begin, int64_t end) {
     Memory& memory = thread_memory();
     T* workspace = memory.workspace.get<T>(size);
-    HeadRows<T> keys(c.key(), n.share * n.tiles > 1), values(c.value(), n.share * n.tiles > 1);
+    KeyRows<T> keys(c, n.share * n.tiles > 1);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t b = item / (n.heads * n.tiles), h = item / n.tiles % n.heads, g = h / n.share;
       ForwardJob<T> job{};
+      job.shape = rules.shape();
       job.visible = rules.visibility(b);
-      job.bias = rules.bias(b, h);
+      job.scores = rules.scores(b, h);
+      job.scores.contextual.state = contextual_state<T>(state, b * n.heads + h);
       job.dropout = dropout_of(c, seed, b * n.heads + h);
       job.scale = c.score_scale();
-      job.width = n.width;
-      job.value_width = n.value_width;
       job.first_query = mixed_tile(item % n.tiles, n.tiles) * kTileQueries;
       job.queries = std::min(kTileQueries, n.queries - job.first_query);
       job.query = rows_of(c.query(), b, h, job.first_query);
-      job.key = keys.head(b, g, memory.key);
-      job.value = values.head(b, g, memory.value);
+      keys.enter(job, b, g, memory);
+      if (c.has(kFarQuery)) {
+        job.scores.far.query = rows_of(c[kFarQuery], b, h, job.first_query);
+      }
       job.out = mutable_rows_of(out, b, h, job.first_query);
       job.lse = lse.mutable_data_ptr<T>() + (b * n.heads + h) * n.queries;
       KernelsOf<T>::forward(job, workspace);
@@ -41,7 +43,7 @@ void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& l
   });
 }
 
-template void run_forward<float>(const Call&, int64_t, const Tensor&, const Tensor&);
-template void run_forward<double>(const Call&, int64_t, const Tensor&, const Tensor&);
+template void run_forward<float>(const Call&, int64_t, const Tensor&, const Tensor&, const std::vector<Tensor>&);
+template void run_forward<double>(const Call&, int64_t, const Tensor&, const Tensor&, const std::vector<Tensor>&);
 
 }  // namespace posenc::attention_ops

@@ -121,9 +121,33 @@ class Rules {
     if (c.has(kDistanceBias)) {
       table_ = c[kDistanceBias].to(c10::CppTypeToScalarType<T>::value).contiguous();
     }
+    if (c.has(kLogDecay)) {
+      decay_sums_ = c[kLogDecay].to(at::kDouble).cumsum(2).contiguous();
+    }
     if (c.has(kBias)) {
       bias_ = c[kBias].expand({c.query().size(0), heads_, queries_, keys_});
     }
+    if (c.has(kRelK)) {
+      radius_ = reachable_radius((c[kRelK].size(-2) - 1) / 2);
+      rel_k_ = packed_table(c[kRelK]);
+      rel_v_ = c.has(kRelV) ? packed_table(c[kRelV]) : Tensor();
+    }
+    if (c.has(kPosEmb)) {
+      pos_emb_ = packed_table(c[kPosEmb].transpose(1, 2));
+      gate_bias_ = c.has(kGateBias) ? c[kGateBias].to(at::kDouble).contiguous() : Tensor();
+    }
+  }
+
+  Shape shape() const {
+    Shape s{};
+    s.width = c_.query().size(3);
+    s.value_width = c_.value().size(3);
+    s.relative_entries = rel_k_.defined() ? 2 * radius_ + 1 : 0;
+    s.relative_values = rel_v_.defined();
+    s.contextual_entries = pos_emb_.defined() ? pos_emb_.size(1) : 0;
+    s.gate_keys = c_.has(kGateKey);
+    s.far = c_.has(kFarQuery);
+    return s;
   }
 
   Visibility visibility(int64_t batch) const {
@@ -143,6 +167,32 @@ class Rules {
     return v;
   }
 
+  /// Without what lies in rows of keys or queries: gate_key, far.key, far.query, and without state.
+  Scores<T> scores(int64_t batch, int64_t head) const {
+    Scores<T> s{};
+    s.bias = bias(batch, head);
+    if (rel_k_.defined()) {
+      s.relative.radius = radius_;
+      s.relative.key = reachable_rows(rel_k_, head);
+      s.relative.value = rel_v_.defined() ? reachable_rows(rel_v_, head) : PackedRows<T>{};
+    }
+    if (pos_emb_.defined()) {
+      s.contextual.rows = table_rows(pos_emb_, head);
+      s.contextual.entries = pos_emb_.size(1);
+      s.contextual.scale = c_.scale_position_logits ? c_.score_scale() : 1.0;
+      s.contextual.gate_scale = c_.score_scale();
+      s.contextual.gate_bias = gate_bias_.defined() ? gate_bias_.const_data_ptr<double>()[head] : 0.0;
+    }
+    s.far.threshold = c_.threshold;
+    return s;
+  }
+
+  /// Entries of Shaw's tables before the first that some query and key are apart.
+  int64_t unreachable_entries() const { return rel_k_.defined() ? (rel_k_.size(1) - 1) / 2 - radius_ : 0; }
+
+  int64_t table_entries() const { return table_.defined() ? table_.size(1) : 0; }
+
+ private:
   ScoreBias<T> bias(int64_t batch, int64_t head) const {
     ScoreBias<T> b{};
     if (slopes_.defined()) {
@@ -152,15 +202,42 @@ class Rules {
       b.radius = (table_.size(1) - 1) / 2;
       b.table = table_.const_data_ptr<T>() + head * table_.size(1);
     }
+    if (decay_sums_.defined()) {
+      const int64_t row = (decay_sums_.size(0) == 1 ? 0 : batch) * heads_ + head;
+      b.decay_sums = decay_sums_.const_data_ptr<double>() + row * keys_;
+    }
     if (bias_.defined()) {
       b.bias = rows_of(bias_, batch, head);
     }
     return b;
   }
 
-  int64_t table_entries() const { return table_.defined() ? table_.size(1) : 0; }
+  /// A table (entries, width), or one for each head, as (1 or heads, entries, whole vectors) of T.
+  static Tensor packed_table(const Tensor& table) {
+    const Tensor by_head = (table.dim() == 2 ? table.unsqueeze(0) : table).to(c10::CppTypeToScalarType<T>::value);
+    return at::constant_pad_nd(by_head, {0, whole_vectors<T>(by_head.size(2)) - by_head.size(2)}).contiguous();
+  }
 
- private:
+  static PackedRows<T> table_rows(const Tensor& table, int64_t head) {
+    const int64_t rows = table.size(0) == 1 ? 0 : head * table.size(1);
+    return {table.const_data_ptr<T>() + rows * table.size(2), table.size(2)};
+  }
+
+  PackedRows<T> reachable_rows(const Tensor& table, int64_t head) const {
+    PackedRows<T> rows = table_rows(table, head);
+    rows.data += unreachable_entries() * rows.row;
+    return rows;
+  }
+
+  /// A radius that clips the distances at hand as this one does.
+  int64_t reachable_radius(int64_t radius) const {
+    if (q_positions_.defined()) {
+      return radius;
+    }
+    const int64_t furthest = std::max(std::abs(offset_ + queries_ - 1), std::abs(keys_ - 1 - offset_));
+    return std::min(radius, std::max(furthest, int64_t{1}));
+  }
+
   /// Positions that count up by one, equally in all rows, need no array: only their difference matters.
   void drop_consecutive_positions() {
     const auto start = [](const Tensor& x) -> std::optional<double> {
@@ -181,8 +258,9 @@ class Rules {
   }
 
   const Call& c_;
-  int64_t heads_, queries_, keys_, offset_;
-  Tensor key_mask_, segments_, q_positions_, k_positions_, slopes_, table_, bias_;
+  int64_t heads_, queries_, keys_, offset_, radius_ = 0;
+  Tensor key_mask_, segments_, q_positions_, k_positions_, slopes_, table_, decay_sums_, bias_;
+  Tensor rel_k_, rel_v_, pos_emb_, gate_bias_;
 };
 
 /// Keys or values of one head after another as packed rows: where they lie if that serves, else in a copy of one head.
@@ -217,12 +295,41 @@ class HeadRows {
 
 /// Memory that a thread keeps from call to call.
 struct Memory {
-  ThreadMemory workspace, key, value;
+  ThreadMemory workspace, key, value, far_key, gate_key;
 };
 inline Memory& thread_memory() {
   thread_local Memory memory;
   return memory;
 }
+
+/// The rows of all keys of a call, and its values.
+template <typename T>
+struct KeyRows {
+  KeyRows(const Call& c, bool walked_often) : key(c.key(), walked_often), value(c.value(), walked_often) {
+    if (c.has(kFarKey)) {
+      far_key.emplace(c[kFarKey], walked_often);
+    }
+    if (c.has(kGateKey)) {
+      gate_key.emplace(c[kGateKey], walked_often);
+    }
+  }
+
+  /// What a job of either pass needs of the head's keys.
+  template <typename Job>
+  void enter(Job& job, int64_t batch, int64_t group, Memory& memory) {
+    job.key = key.head(batch, group, memory.key);
+    job.value = value.head(batch, group, memory.value);
+    if (far_key) {
+      job.scores.far.key = far_key->head(batch, group, memory.far_key);
+    }
+    if (gate_key) {
+      job.scores.contextual.gate_key = gate_key->head(batch, group, memory.gate_key);
+    }
+  }
+
+  HeadRows<T> key, value;
+  std::optional<HeadRows<T>> far_key, gate_key;
+};
 
 struct Sizes {
   explicit Sizes(const Call& c)
@@ -246,6 +353,18 @@ struct Sizes {
 /// The i-th tile of queries in an order whose every stretch has early and late ones, which under causality cost
 /// unequally.
 inline int64_t mixed_tile(int64_t i, int64_t tiles) { return i % 2 == 0 ? i / 2 : tiles - 1 - i / 2; }
+
+/// The rows of a head, number batch row * heads + head, in the state of contextual positions (results.h), which may be
+/// empty.
+template <typename T>
+ContextualState<T> contextual_state(const std::vector<Tensor>& state, int64_t head) {
+  if (state.empty()) {
+    return {};
+  }
+  const int64_t at = head * state[0].size(2);
+  return {state[0].mutable_data_ptr<int32_t>() + at, state[1].mutable_data_ptr<int32_t>() + at,
+          state[2].mutable_data_ptr<T>() + at};
+}
 
 inline Dropout dropout_of(const Call& c, int64_t seed, int64_t head) {
   const auto bits = static_cast<uint64_t>(seed);

@@ -61,7 +61,14 @@ struct Visibility {
   const int64_t* segments;
 };
 
-/// What is added to scale * query . key, for one head.
+/// Rows of T that a job adds gradients to, as wide as packed rows. data null: not wanted.
+template <typename T>
+struct GradientRows {
+  T* data;
+  int64_t row;
+};
+
+/// Biases that are added to scale * query . key.
 template <typename T>
 struct ScoreBias {
   /// -slope * |distance|
@@ -69,8 +76,93 @@ struct ScoreBias {
   /// Null, or 2 * radius + 1 entries over the clipped distance key - query.
   const T* table;
   int64_t radius;
+  /// Null, or for each key a sum: that of the query's own key less that of the key is added.
+  const double* decay_sums;
   /// data null, or one row of keys for each query; -infinity, or the lowest number of its type, hides a key.
   ConstRows bias;
+};
+
+/// Tables by distance, row radius + clip(key - query, -radius, radius) of 2 * radius + 1, that are added to keys and to
+/// values (arXiv 1803.02155, equations 3 and 4).
+template <typename T>
+struct RelativeTables {
+  int64_t radius;
+  /// data null: the head has no such tables.
+  PackedRows<T> key;
+  /// data null: none.
+  PackedRows<T> value;
+};
+
+/// Where the counting of gates left off, for each query of a head.
+template <typename T>
+struct ContextualState {
+  /// The first key whose position lies below the last entry of the table: further keys are at that entry.
+  int32_t* first_key;
+  /// The position of that key, as integer and fraction.
+  int32_t* whole;
+  T* fraction;
+};
+
+/// Positions counted by gates, from the query leftwards, and the logits that they look up (arXiv 2405.18719).
+template <typename T>
+struct ContextualTable {
+  /// Row p: the embedding of position p. data null: the head has none.
+  PackedRows<T> rows;
+  int64_t entries;
+  /// What query . row is multiplied by.
+  double scale;
+  /// Gates are sigmoid(gate_scale * query . gate_key + gate_bias), gate_scale that of the job.
+  double gate_scale, gate_bias;
+  /// data null: the keys themselves.
+  PackedRows<T> gate_key;
+  /// first_key null: not wanted. Written by the forward kernel, read by the backward kernel.
+  ContextualState<T> state;
+};
+
+/// Other queries and keys, whose products are the scores of keys at least `threshold` positions before their query.
+template <typename T>
+struct FarOperands {
+  /// data null: the head has none. Begins at the first query of the job.
+  ConstRows query;
+  PackedRows<T> key;
+  int64_t threshold;
+};
+
+/// What the scores of a head are made of beside scale * query . key.
+template <typename T>
+struct Scores {
+  ScoreBias<T> bias;
+  RelativeTables<T> relative;
+  ContextualTable<T> contextual;
+  FarOperands<T> far;
+};
+
+/// Sums that a job adds the gradients of Scores to, each null where not wanted.
+template <typename T>
+struct ScoreGradients {
+  /// 2 * radius + 1 entries; one number.
+  double* table;
+  double* slope;
+  /// One for each key.
+  double* decay_sums;
+  /// Rows like those of bias, of type T.
+  MutableRows bias;
+  GradientRows<T> relative_key, relative_value;
+  GradientRows<T> contextual, gate_key;
+  double* gate_bias;
+  GradientRows<T> far_key;
+  /// Written. Begins at the first query of the job.
+  MutableRows far_query;
+};
+
+/// What the size of a job's workspace follows from; 0 or false where a head has no such part.
+struct Shape {
+  int64_t width, value_width;
+  int64_t relative_entries;
+  bool relative_values;
+  int64_t contextual_entries;
+  bool gate_keys;
+  bool far;
 };
 
 /// probability 0: none. The mask's rule stands in dropout.h.
@@ -83,11 +175,11 @@ struct Dropout {
 
 template <typename T>
 struct ForwardJob {
+  Shape shape;
   Visibility visible;
-  ScoreBias<T> bias;
+  Scores<T> scores;
   Dropout dropout;
   double scale;
-  int64_t width, value_width;
   /// The queries of the job. query and out begin at the first of them, everything else at the head's first.
   int64_t first_query, queries;
   ConstRows query;
@@ -99,11 +191,11 @@ struct ForwardJob {
 
 template <typename T>
 struct BackwardJob {
+  Shape shape;
   Visibility visible;
-  ScoreBias<T> bias;
+  Scores<T> scores;
   Dropout dropout;
   double scale;
-  int64_t width, value_width;
   /// The queries of the job. query, out, grad_out and grad_query begin at the first of them.
   int64_t first_query, queries;
   ConstRows query, out, grad_out;
@@ -111,32 +203,37 @@ struct BackwardJob {
   const T* lse;
   /// Null where lse has no gradient.
   const T* grad_lse;
-  /// Each null where not wanted. Rows of T that the job adds to, as wide as packed rows.
-  T* grad_key;
-  T* grad_value;
-  int64_t grad_key_row, grad_value_row;
-  /// Written.
+  GradientRows<T> grad_key, grad_value;
+  /// Written; data null: not wanted.
   MutableRows grad_query;
-  /// Sums that the job adds to: 2 * radius + 1 entries, one number.
-  double* grad_table;
-  double* grad_slope;
-  /// data null, or rows like bias that the job adds to, of type T.
-  MutableRows grad_bias;
+  ScoreGradients<T> grad_scores;
 };
 
-/// Attention of few queries over part of the keys of the heads that share them. Keys and values are read once, where
-/// they lie (their columns adjacent), in their own type.
+/// Attention of few queries over part of the keys of the heads that share them. Keys of all kinds and values are read
+/// once, where they lie (their columns adjacent), in their own type. Rows of queries are in the order head * queries +
+/// query, `width` columns, times log2 e and a scale of their own.
 template <typename T>
 struct DecodeJob {
+  Shape shape;
   Visibility visible;
-  /// One for each head.
-  const ScoreBias<T>* biases;
+  /// One for each head. Gate keys and far operands are those below; contextual.state is not written.
+  const Scores<T>* scores;
   const Dropout* dropouts;
-  int64_t heads, queries, width, value_width;
+  int64_t heads, queries;
   int64_t first_key, last_key;
-  /// Row head * queries + query: scale * log2 e * query, `width` columns, zeros up to a multiple of the lanes.
   PackedRows<T> query;
   ConstRows key, value;
+  /// data null: the heads have none.
+  PackedRows<T> far_query;
+  ConstRows far_key;
+  /// Times contextual.scale. data null: the heads have no contextual positions.
+  PackedRows<T> position_query;
+  /// data null: gates come from the keys themselves.
+  ConstRows gate_key;
+  /// Whether the positions of all keys are known to be at the last entry of the table.
+  bool saturated;
+  /// Null, or the job ends where that has come about for all rows, and writes the first key that it attended to.
+  int64_t* stop;
   /// By row: the largest score in base 2, the sum of 2^(score - largest), and the values summed with those weights,
   /// with room for a multiple of the lanes in a row.
   T* largest;
@@ -147,8 +244,8 @@ struct DecodeJob {
 
 struct ForwardKernels {
   /// Elements of T that a job's workspace holds.
-  int64_t (*workspace_float)(int64_t width, int64_t value_width);
-  int64_t (*workspace_double)(int64_t width, int64_t value_width);
+  int64_t (*workspace_float)(const Shape& shape);
+  int64_t (*workspace_double)(const Shape& shape);
   void (*forward_float)(const ForwardJob<float>& job, float* workspace);
   void (*forward_double)(const ForwardJob<double>& job, double* workspace);
 
@@ -163,15 +260,16 @@ struct ForwardKernels {
 };
 
 struct DecodeKernels {
-  int64_t (*workspace_float)(int64_t rows);
-  int64_t (*workspace_double)(int64_t rows);
+  /// Elements of T that the workspace of a job with so many rows of queries holds.
+  int64_t (*workspace_float)(const Shape& shape, int64_t rows);
+  int64_t (*workspace_double)(const Shape& shape, int64_t rows);
   void (*decode_float)(const DecodeJob<float>& job, float* workspace);
   void (*decode_double)(const DecodeJob<double>& job, double* workspace);
 };
 
 struct BackwardKernels {
-  int64_t (*workspace_float)(int64_t width, int64_t value_width);
-  int64_t (*workspace_double)(int64_t width, int64_t value_width);
+  int64_t (*workspace_float)(const Shape& shape);
+  int64_t (*workspace_double)(const Shape& shape);
   void (*backward_float)(const BackwardJob<float>& job, float* workspace);
   void (*backward_double)(const BackwardJob<double>& job, double* workspace);
 };

@@ -1,32 +1,37 @@
 // Compiled once per instruction set.
-#include "attention/exp2.h"
 #include "attention/policies/all.h"
+
+#include <numeric>
 
 namespace posenc::attention_ops {
 namespace {
 
 template <typename T>
 struct BackwardWorkspace {
-  T *query_rows, *query, *grad_rows, *grad_out, *scores, *grad, *mask, *grad_query, *strip, *lse, *delta, *factor;
+  T *query_rows, *query, *grad_rows, *grad_out, *scores, *grad, *mask, *grad_query, *lse, *lost_lse, *delta;
+  T *total, *out_row, *policies;
 
-  static int64_t size(int64_t width, int64_t value_width) {
-    return kTileQueries * (2 * padded<T>(width) + width + padded<T>(value_width) + value_width + 3 * kTileKeys + 3) +
-           kStrip + Vec<T>::size();
+  static int64_t size(const Shape& s) {
+    return kTileQueries *
+               (2 * padded<T>(s.width) + s.width + padded<T>(s.value_width) + s.value_width + 3 * kTileKeys + 4) +
+           padded<T>(s.value_width) + policies_size<T>(s, /*backward=*/true) + Vec<T>::size();
   }
-  BackwardWorkspace(T* at, int64_t width, int64_t value_width) {
+  BackwardWorkspace(T* at, const Shape& s) {
     const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
-    query = take(kTileQueries * width);
-    grad_out = take(kTileQueries * value_width);
+    query = take(kTileQueries * s.width);
+    grad_out = take(kTileQueries * s.value_width);
     scores = take(kTileQueries * kTileKeys);
     grad = take(kTileQueries * kTileKeys);
     mask = take(kTileQueries * kTileKeys);
     lse = take(kTileQueries);
     delta = take(kTileQueries);
-    factor = take(kTileQueries);
-    query_rows = take(kTileQueries * padded<T>(width));
-    grad_query = take(kTileQueries * padded<T>(width));
-    grad_rows = take(kTileQueries * padded<T>(value_width));
-    strip = take(kStrip);
+    lost_lse = take(kTileQueries);
+    total = take(kTileQueries);
+    query_rows = take(kTileQueries * padded<T>(s.width));
+    grad_query = take(kTileQueries * padded<T>(s.width));
+    grad_rows = take(kTileQueries * padded<T>(s.value_width));
+    out_row = take(padded<T>(s.value_width));
+    policies = at;
   }
 };
 
@@ -34,18 +39,20 @@ struct BackwardWorkspace {
 /// weight * (gradient - delta); both 0 where hidden.
 template <typename T>
 void differentiate(const Tile& t, int64_t q, const KeyRanges& keys, const BackwardWorkspace<T>& w) {
-  const Vec<T> zero(T(0)), lse = Vec<T>::loadu(w.lse + q), delta = Vec<T>::loadu(w.delta + q);
+  const Vec<T> zero(T(0)), lse = Vec<T>::loadu(w.lse + q), lost = Vec<T>::loadu(w.lost_lse + q).neg(),
+                           delta = Vec<T>::loadu(w.delta + q);
   T *scores = w.scores + q, *grad = w.grad + q;
   int64_t k = 0;
   for (; k < keys.all; ++k) {
-    const Vec<T> weight = exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse);
+    const Vec<T> weight = exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost);
     const Vec<T> of_score = weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
   }
   for (; k < keys.some; ++k) {
     const Vec<T> is_seen = seen_lanes(t, w.mask, k, q);
-    const Vec<T> weight = Vec<T>::blendv(zero, exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse), is_seen);
+    const Vec<T> weight =
+        Vec<T>::blendv(zero, exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost), is_seen);
     const Vec<T> of_score = Vec<T>::blendv(zero, weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta), is_seen);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
@@ -71,114 +78,188 @@ void sum_seen_queries(const Tile& t, const T* mask, const T* weights, const T* r
   }
 }
 
-/// delta = sum of grad_out * out - grad_lse, and lse in base 2, for each query.
+/// The sum of products of two rows of whole vectors, in double.
+template <typename T>
+double dot(const T* a, const T* b, int64_t width) {
+  constexpr int kSums = Vec<T>::size();
+  double sums[kSums] = {};
+  for (int64_t d = 0; d < width; d += kSums) {
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] += static_cast<double>(a[d + i]) * static_cast<double>(b[d + i]);
+    }
+  }
+  return std::accumulate(sums, sums + kSums, 0.0);
+}
+
+/// Whether an lse is that of a query that sees no key.
+template <typename T>
+bool is_blind(T lse) {
+  return lse == -std::numeric_limits<T>::infinity();
+}
+
+/// For each query delta = sum of grad_out * out - grad_lse, and the sum of its score gradients, grad_lse.
 template <typename T>
 void prepare_rows(const BackwardJob<T>& job, const Tile& t, const BackwardWorkspace<T>& w) {
-  const int64_t value_width = padded<T>(job.value_width);
+  const int64_t value_width = padded<T>(job.shape.value_width);
   for (int64_t q = 0; q < t.queries; ++q) {
     const int64_t at = t.first_query + q;
-    double sum = 0.0;
-    with_type(job.out.data, job.out.type, [&](const auto* data) {
-      for (int64_t d = 0; d < job.value_width; ++d) {
-        sum += static_cast<double>(widened<T>(data[q * job.out.row + d * job.out.column])) *
-               static_cast<double>(w.grad_rows[q * value_width + d]);
-      }
-    });
-    w.delta[q] = static_cast<T>(sum) - (job.grad_lse != nullptr ? job.grad_lse[at] : T(0));
-    // A query that sees no key has lse -infinity, and weights that the mask sets to 0.
-    const T lse = job.lse[at];
-    w.lse[q] = lse == -std::numeric_limits<T>::infinity() ? T(0) : static_cast<T>(static_cast<double>(lse) * kLog2E);
+    const T grad_lse = job.grad_lse != nullptr ? job.grad_lse[at] : T(0);
+    pack_rows(from_row(job.out, q), 1, job.shape.value_width, value_width, w.out_row);
+    w.delta[q] = static_cast<T>(dot(w.out_row, w.grad_rows + q * value_width, value_width)) - grad_lse;
+    w.total[q] = is_blind(job.lse[at]) ? T(0) : grad_lse;
   }
   std::fill(w.delta + t.queries, w.delta + t.lanes, T(0));
+}
+
+/// lse in base 2, less what lacking(query) says that the scores lack, as a number and what T loses of it.
+template <typename T, typename Lacking>
+void prepare_lse(const BackwardJob<T>& job, const Tile& t, const Lacking& lacking, const BackwardWorkspace<T>& w) {
+  for (int64_t q = 0; q < t.queries; ++q) {
+    const T lse = job.lse[t.first_query + q];
+    // The mask sets the weights of a query that sees no key to 0.
+    const double in_base_2 = is_blind(lse) ? 0.0 : static_cast<double>(lse) * kLog2E - static_cast<double>(lacking(q));
+    w.lse[q] = static_cast<T>(in_base_2);
+    const T rest = static_cast<T>(in_base_2 - static_cast<double>(w.lse[q]));
+    w.lost_lse[q] = rest == rest ? rest : T(0);  // infinity loses nothing
+  }
   // Lanes without a query: weights 0.
   std::fill(w.lse + t.queries, w.lse + t.lanes, std::numeric_limits<T>::max());
+  std::fill(w.lost_lse + t.queries, w.lost_lse + t.lanes, T(0));
+}
+
+/// The gradients of queries and keys from those of a tile of their products.
+template <typename T>
+void add_product_gradients(const Tile& t, const T* mask, const T* grad, const Operands<T>& o, int64_t width) {
+  const PackedRows<T> key{o.key.data + t.first_key * o.key.row, o.key.row};
+  const bool partly = t.cover != Cover::kAll;
+  if (o.grad_query != nullptr) {
+    if (partly && any_infinite(key.data, key.row, t.keys, width)) {
+      sum_seen_keys(t, mask, grad, key, width, o.grad_query);
+    } else {
+      sum_over_keys<T>(grad, key, t.keys, t.queries, width, t.diagonal, nullptr, o.grad_query);
+    }
+  }
+  if (o.grad_key.data != nullptr) {
+    T* to = o.grad_key.data + t.first_key * o.grad_key.row;
+    if (partly && o.wild_query) {
+      sum_seen_queries(t, mask, grad, o.query_rows, width, to, o.grad_key.row);
+    } else {
+      sum_over_queries<T>(grad, o.query_rows, t.keys, t.queries, width, t.diagonal, to, o.grad_key.row);
+    }
+  }
+}
+
+/// The gradients of values, and whatever else follows from a tile of weights, which dropout has not seen yet.
+template <typename T>
+void add_value_gradients(const BackwardJob<T>& job, const Tile& t, bool wild_grad, BackwardPolicies<T>& policies,
+                         const BackwardWorkspace<T>& w) {
+  const int64_t width = padded<T>(job.shape.value_width);
+  if (job.dropout.probability > 0.0) {
+    drop(job.dropout, t, w.scores);
+  }
+  policies.take_weights(t, w.scores);
+  if (job.grad_value.data == nullptr) {
+    return;
+  }
+  T* to = job.grad_value.data + t.first_key * job.grad_value.row;
+  if (t.cover != Cover::kAll && wild_grad) {
+    sum_seen_queries(t, w.mask, w.scores, w.grad_rows, width, to, job.grad_value.row);
+  } else {
+    sum_over_queries<T>(w.scores, w.grad_rows, t.keys, t.queries, width, t.diagonal, to, job.grad_value.row);
+  }
+}
+
+/// Rows of the tile's queries, 0 those of queries that see no key: what they hold must not meet their weights, 0.
+template <typename T>
+void pack_seeing_rows(const BackwardJob<T>& job, const ConstRows& rows, const Tile& t, int64_t row_width, T* to) {
+  const int64_t width = padded<T>(row_width);
+  pack_queries(rows, t, row_width, to);
+  for (int64_t q = 0; q < t.queries; ++q) {
+    if (is_blind(job.lse[t.first_query + q])) {
+      std::fill(to + q * width, to + (q + 1) * width, T(0));
+    }
+  }
+}
+
+/// Nothing where rows are null.
+template <typename T>
+void unpack_gradients(const Tile& t, int64_t width, const T* rows, double scale, const MutableRows& to) {
+  if (rows != nullptr) {
+    T factor[kTileQueries];
+    std::fill(factor, factor + t.queries, static_cast<T>(scale));
+    unpack_rows(rows, padded<T>(width), t.queries, width, factor, to);
+  }
+}
+
+template <typename T>
+void scale_rows(T* rows, int64_t count, double scale) {
+  std::transform(rows, rows + count, rows, [&](T x) { return x * static_cast<T>(scale); });
 }
 
 template <typename T>
 void backward(const BackwardJob<T>& job, T* workspace) {
-  BackwardWorkspace<T> w(workspace, job.width, job.value_width);
-  const int64_t width = padded<T>(job.width), value_width = padded<T>(job.value_width);
+  const BackwardWorkspace<T> w(workspace, job.shape);
+  const int64_t width = padded<T>(job.shape.width), value_width = padded<T>(job.shape.value_width);
   Tile t{};
   t.first_query = job.first_query;
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
-  pack_rows(job.query, t.queries, job.width, width, w.query_rows);
-  pack_transposed(w.query_rows, width, t.queries, t.lanes, job.width, static_cast<T>(job.scale * kLog2E), w.query);
-  pack_rows(job.grad_out, t.queries, job.value_width, value_width, w.grad_rows);
-  pack_transposed(w.grad_rows, value_width, t.queries, t.lanes, job.value_width, T(1), w.grad_out);
+  pack_queries(job.query, t, job.shape.width, w.query_rows);
+  pack_transposed(w.query_rows, t, job.shape.width, static_cast<T>(job.scale * kLog2E), w.query);
+  pack_seeing_rows(job, job.grad_out, t, job.shape.value_width, w.grad_rows);
+  pack_transposed(w.grad_rows, t, job.shape.value_width, T(1), w.grad_out);
   prepare_rows(job, t, w);
-  for (int64_t i = 0; i < t.queries * width; ++i) {
-    w.query_rows[i] *= static_cast<T>(job.scale);
-  }
-  std::fill(w.grad_query, w.grad_query + t.queries * width, T(0));
 
-  const bool wild_query = any_infinite(w.query_rows, width, t.queries, width);
-  const bool wild_grad = any_infinite(w.grad_rows, value_width, t.queries, value_width);
   int64_t begin, end;
   visible_keys(job.visible, t.first_query, t.queries, begin, end);
+  T* grad_query = job.grad_query.data != nullptr ? w.grad_query : nullptr;
+  Operands<T> operands{.query = w.query,
+                       .key = job.key,
+                       .query_rows = w.query_rows,
+                       .wild_query = any_infinite(w.query_rows, width, t.queries, width),
+                       .grad_query = grad_query,
+                       .grad_key = job.grad_key};
+  BackwardPolicies<T> policies(job, w.policies);
+  policies.begin(t, begin, end, operands, w.query_rows, w.grad_out, w.scores);
+  prepare_lse(job, t, [](int64_t) { return T(0); }, w);
+  scale_rows(w.query_rows, t.queries * width, job.scale);
+  std::fill(w.grad_query, w.grad_query + t.queries * width, T(0));
+  const bool wild_grad = any_infinite(w.grad_rows, value_width, t.queries, value_width);
+
   for (t.first_key = begin; t.first_key < end; t.first_key += kTileKeys) {
     t.keys = std::min(kTileKeys, end - t.first_key);
     find_cover(job.visible, t);
     if (t.cover == Cover::kHidden) {
       continue;
     }
-    const PackedRows<T> key{job.key.data + t.first_key * job.key.row, job.key.row};
+    policies.meet(t);
+    policies.score(t, operands, w.scores, w.mask);
     const PackedRows<T> value{job.value.data + t.first_key * job.value.row, job.value.row};
-    score_product<T>(key, w.query, t.keys, t.lanes, job.width, t.diagonal, w.scores, nullptr);
-    score_product<T>(value, w.grad_out, t.keys, t.lanes, job.value_width, t.diagonal, w.grad, nullptr);
-    add_biases(job.bias, job.visible, t, w.strip, w.mask, w.scores);
+    score_product<T>(value, w.grad_out, t.keys, t.lanes, job.shape.value_width, t.diagonal, w.grad, nullptr);
+    policies.add_to_weight_gradients(t, w.grad);
     if (job.dropout.probability > 0.0) {
       drop(job.dropout, t, w.grad);
     }
+    if (policies.may_lack()) {
+      prepare_lse(job, t, [&](int64_t q) { return policies.lacking(t, q); }, w);
+    }
     for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { differentiate(t, q, keys, w); });
-    if (job.grad_table != nullptr || job.grad_slope != nullptr) {
-      add_distance_gradients(job.bias, job.visible, t, w.grad, w.strip, job.grad_table, job.grad_slope);
-    }
-    if (job.grad_bias.data != nullptr) {
-      add_bias_gradients(job.grad_bias, t, w.mask, w.grad);
-    }
-    const bool partly = t.cover != Cover::kAll;
-    if (job.grad_query.data != nullptr) {
-      if (partly && any_infinite(key.data, key.row, t.keys, width)) {
-        sum_seen_keys(t, w.mask, w.grad, key, width, w.grad_query);
-      } else {
-        sum_over_keys<T>(w.grad, key, t.keys, t.queries, width, t.diagonal, nullptr, w.grad_query);
-      }
-    }
-    if (job.grad_key != nullptr) {
-      T* to = job.grad_key + t.first_key * job.grad_key_row;
-      if (partly && wild_query) {
-        sum_seen_queries(t, w.mask, w.grad, w.query_rows, width, to, job.grad_key_row);
-      } else {
-        sum_over_queries<T>(w.grad, w.query_rows, t.keys, t.queries, width, t.diagonal, to, job.grad_key_row);
-      }
-    }
-    if (job.grad_value != nullptr) {
-      if (job.dropout.probability > 0.0) {
-        drop(job.dropout, t, w.scores);
-      }
-      T* to = job.grad_value + t.first_key * job.grad_value_row;
-      if (partly && wild_grad) {
-        sum_seen_queries(t, w.mask, w.scores, w.grad_rows, value_width, to, job.grad_value_row);
-      } else {
-        sum_over_queries<T>(w.scores, w.grad_rows, t.keys, t.queries, value_width, t.diagonal, to, job.grad_value_row);
-      }
-    }
+    add_value_gradients(job, t, wild_grad, policies, w);
+    policies.take(t, w.mask, operands, w.grad, [&](const Tile& part, const T* mask, const T* grad, const auto& o) {
+      add_product_gradients(part, mask, grad, o, width);
+    });
   }
-  if (job.grad_query.data != nullptr) {
-    std::fill(w.factor, w.factor + t.queries, static_cast<T>(job.scale));
-    unpack_rows(w.grad_query, width, t.queries, job.width, w.factor, job.grad_query);
-  }
-}
 
-template <typename T>
-int64_t workspace_size(int64_t width, int64_t value_width) {
-  return BackwardWorkspace<T>::size(width, value_width);
+  scale_rows(w.grad_query, t.queries * width, job.scale);
+  pack_seeing_rows(job, job.query, t, job.shape.width, w.query_rows);
+  policies.finish(t, w.query_rows, grad_query, w.grad_rows, w.total, w.scores);
+  unpack_gradients(t, job.shape.width, grad_query, 1.0, job.grad_query);
+  unpack_gradients(t, job.shape.width, policies.grad_far_query(), job.scale, job.grad_scores.far_query);
 }
 
 constexpr BackwardKernels kKernels{
-    .workspace_float = &workspace_size<float>,
-    .workspace_double = &workspace_size<double>,
+    .workspace_float = &BackwardWorkspace<float>::size,
+    .workspace_double = &BackwardWorkspace<double>::size,
     .backward_float = &backward<float>,
     .backward_double = &backward<double>,
 };

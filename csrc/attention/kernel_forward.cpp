@@ -1,6 +1,7 @@
 // Compiled once per instruction set.
-#include "attention/exp2.h"
 #include "attention/policies/all.h"
+
+#include <functional>
 
 namespace posenc::attention_ops {
 namespace {
@@ -9,25 +10,32 @@ namespace {
 template <typename T>
 constexpr T kStart = std::numeric_limits<T>::lowest();
 
+/// Tiles of keys that are summed together. Sums of such sums lose less on a long row than one sum.
+constexpr int64_t kTilesTogether = 32;
+
 template <typename T>
 struct ForwardWorkspace {
-  T *rows, *query, *scores, *mask, *sums, *strip, *largest, *total, *factor;
+  T *rows, *query, *scores, *mask, *sums, *older_sums, *largest, *factor, *since, *policies;
+  double* total;
 
-  static int64_t size(int64_t width, int64_t value_width) {
-    return kTileQueries * (padded<T>(width) + width + 2 * kTileKeys + padded<T>(value_width) + 3) + kStrip +
+  static int64_t size(const Shape& s) {
+    return kTileQueries * (padded<T>(s.width) + s.width + 2 * kTileKeys + 2 * padded<T>(s.value_width) + 3) +
+           static_cast<int64_t>(kTileQueries * sizeof(double) / sizeof(T)) + policies_size<T>(s, /*backward=*/false) +
            Vec<T>::size();
   }
-  ForwardWorkspace(T* at, int64_t width, int64_t value_width) {
+  ForwardWorkspace(T* at, const Shape& s) {
     const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
-    query = take(kTileQueries * width);
+    total = reinterpret_cast<double*>(take(static_cast<int64_t>(kTileQueries * sizeof(double) / sizeof(T))));
+    query = take(kTileQueries * s.width);
     scores = take(kTileQueries * kTileKeys);
     mask = take(kTileQueries * kTileKeys);
     largest = take(kTileQueries);
-    total = take(kTileQueries);
     factor = take(kTileQueries);
-    sums = take(kTileQueries * padded<T>(value_width));
-    rows = take(kTileQueries * padded<T>(width));
-    strip = take(kStrip);
+    since = take(kTileQueries);
+    sums = take(kTileQueries * padded<T>(s.value_width));
+    older_sums = take(kTileQueries * padded<T>(s.value_width));
+    rows = take(kTileQueries * padded<T>(s.width));
+    policies = at;
   }
 };
 
@@ -72,26 +80,55 @@ void weigh(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, c
   }
   const Vec<T> factor = exp2<true>(before - largest);
   factor.store(w.factor + q);
-  fmadd(Vec<T>::loadu(w.total + q), factor, sum + second).store(w.total + q);
+  T factors[Vec<T>::size()], sums[Vec<T>::size()];
+  factor.store(factors);
+  (sum + second).store(sums);
+  for (int i = 0; i < Vec<T>::size(); ++i) {
+    w.total[q + i] = w.total[q + i] * static_cast<double>(factors[i]) + static_cast<double>(sums[i]);
+  }
+}
+
+/// Adds the sums to the older ones, which are as they were when this was done last, and begins anew.
+template <typename T>
+void set_sums_aside(const Tile& t, int64_t width, const ForwardWorkspace<T>& w) {
+  for (int64_t q = 0; q < t.queries; ++q) {
+    T *sums = w.sums + q * width, *older = w.older_sums + q * width;
+    for (int64_t d = 0; d < width; ++d) {
+      older[d] = older[d] * w.since[q] + sums[d];
+      sums[d] = T(0);
+    }
+  }
+  std::fill(w.since, w.since + t.lanes, T(1));
 }
 
 template <typename T>
 void forward(const ForwardJob<T>& job, T* workspace) {
-  ForwardWorkspace<T> w(workspace, job.width, job.value_width);
-  const int64_t width = padded<T>(job.width), value_width = padded<T>(job.value_width);
+  const ForwardWorkspace<T> w(workspace, job.shape);
+  const int64_t value_width = padded<T>(job.shape.value_width);
   Tile t{};
   t.first_query = job.first_query;
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
-  pack_rows(job.query, t.queries, job.width, width, w.rows);
-  pack_transposed(w.rows, width, t.queries, t.lanes, job.width, static_cast<T>(job.scale * kLog2E), w.query);
+  pack_queries(job.query, t, job.shape.width, w.rows);
+  pack_transposed(w.rows, t, job.shape.width, static_cast<T>(job.scale * kLog2E), w.query);
   std::fill(w.largest, w.largest + t.lanes, kStart<T>);
-  std::fill(w.total, w.total + t.lanes, T(0));
+  std::fill(w.total, w.total + t.lanes, 0.0);
   std::fill(w.sums, w.sums + t.queries * value_width, T(0));
+  Operands<T> operands{};
+  operands.query = w.query;
+  operands.key = job.key;
 
   T previous[kTileQueries];
   int64_t begin, end;
   visible_keys(job.visible, t.first_query, t.queries, begin, end);
+  ForwardPolicies<T> policies(job, w.policies);
+  policies.begin(t, begin, end, operands, w.rows, job.scale, w.scores);
+  const bool is_long = end - begin > kTilesTogether * kTileKeys;
+  int64_t tiles = 0;
+  if (is_long) {
+    std::fill(w.since, w.since + t.lanes, T(1));
+    std::fill(w.older_sums, w.older_sums + t.queries * value_width, T(0));
+  }
   // From the diagonal leftwards, as encodings that count from the query need it.
   for (int64_t last = end; last > begin; last -= kTileKeys) {
     t.first_key = std::max(begin, last - kTileKeys);
@@ -100,16 +137,16 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     if (t.cover == Cover::kHidden) {
       continue;
     }
-    const PackedRows<T> key{job.key.data + t.first_key * job.key.row, job.key.row};
     const PackedRows<T> value{job.value.data + t.first_key * job.value.row, job.value.row};
+    policies.meet(t, w.largest);
     std::copy(w.largest, w.largest + t.lanes, previous);
-    const bool know_largest = t.cover == Cover::kAll && !has_bias(job.bias);
-    score_product(key, w.query, t.keys, t.lanes, job.width, t.diagonal, w.scores, know_largest ? w.largest : nullptr);
-    add_biases(job.bias, job.visible, t, w.strip, w.mask, w.scores);
+    const bool know_largest = policies.plain() && t.cover == Cover::kAll;
+    policies.score(t, operands, w.scores, w.mask, know_largest ? w.largest : nullptr);
     for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { weigh(t, q, keys, know_largest, w, previous); });
     if (job.dropout.probability > 0.0) {
       drop(job.dropout, t, w.scores);
     }
+    policies.weigh(t, w.scores, w.factor);
     if (t.cover != Cover::kAll && any_infinite(value.data, value.row, t.keys, value_width)) {
       for (int64_t i = 0; i < t.queries * value_width; ++i) {
         w.sums[i] *= w.factor[i / value_width];
@@ -118,21 +155,27 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     } else {
       sum_over_keys(w.scores, value, t.keys, t.queries, value_width, t.diagonal, w.factor, w.sums);
     }
+    if (is_long) {
+      std::transform(w.factor, w.factor + t.lanes, w.since, w.since, std::multiplies<T>());
+      if (++tiles % kTilesTogether == 0) {
+        set_sums_aside(t, value_width, w);
+      }
+    }
   }
+  if (is_long) {
+    set_sums_aside(t, value_width, w);
+  }
+  T* sums = is_long ? w.older_sums : w.sums;
+  policies.finish(t, begin, value_width, sums, w.scores);
 
   for (int64_t q = 0; q < t.queries; ++q) {
-    const T total = w.total[q];
-    job.lse[t.first_query + q] = total == T(0)
-                                     ? -std::numeric_limits<T>::infinity()
-                                     : static_cast<T>((w.largest[q] + std::log2(static_cast<double>(total))) * kLn2);
-    w.factor[q] = total == T(0) ? T(0) : T(1) / total;
+    const double total = w.total[q];
+    const double largest = static_cast<double>(w.largest[q]) + static_cast<double>(policies.lacking(q));
+    const double lse = total == 0.0 ? -std::numeric_limits<double>::infinity() : (largest + std::log2(total)) * kLn2;
+    job.lse[t.first_query + q] = static_cast<T>(lse);
+    w.factor[q] = total == 0.0 ? T(0) : static_cast<T>(1.0 / total);
   }
-  unpack_rows(w.sums, value_width, t.queries, job.value_width, w.factor, job.out);
-}
-
-template <typename T>
-int64_t workspace_size(int64_t width, int64_t value_width) {
-  return ForwardWorkspace<T>::size(width, value_width);
+  unpack_rows(sums, value_width, t.queries, job.shape.value_width, w.factor, job.out);
 }
 
 template <typename T>
@@ -141,8 +184,8 @@ void unpack_row(const T* row, int64_t width, T factor, const MutableRows& to) {
 }
 
 constexpr ForwardKernels kKernels{
-    .workspace_float = &workspace_size<float>,
-    .workspace_double = &workspace_size<double>,
+    .workspace_float = &ForwardWorkspace<float>::size,
+    .workspace_double = &ForwardWorkspace<double>::size,
     .forward_float = &forward<float>,
     .forward_double = &forward<double>,
     .float_lanes = Vec<float>::size(),

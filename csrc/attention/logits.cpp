@@ -21,9 +21,10 @@ Tensor attention_logits_composite(const Tensor& query, const Tensor& key, bool i
                                   const OptionalTensor& key_mask, std::optional<int64_t> window,
                                   const OptionalTensor& segment_ids, const OptionalTensor& q_positions,
                                   const OptionalTensor& k_positions, const OptionalTensor& alibi_slopes,
-                                  const OptionalTensor& distance_bias, const OptionalTensor& bias) {
+                                  const OptionalTensor& distance_bias, const OptionalTensor& bias,
+                                  const OptionalTensor& log_decay) {
   return logits(Dot::pack(query, key, key, is_causal, scale, key_mask, window, segment_ids, q_positions, k_positions,
-                          alibi_slopes, distance_bias, bias, 0.0));
+                          alibi_slopes, distance_bias, bias, log_decay, 0.0));
 }
 
 Tensor relative_attention_logits_composite(const Tensor& query, const Tensor& key, const Tensor& rel_k, bool is_causal,

@@ -14,7 +14,8 @@ OutAndLse attention_meta(const Call& c) {
 
 Forward forward_meta(const Call& c) {
   check(c);
-  return {empty_out(c, computing_dtype(c)), empty_lse(c), at::empty({}, c.query().options().dtype(at::kLong)), {}};
+  const Tensor seed = at::empty({}, c.query().options().dtype(at::kLong));
+  return {empty_out(c, computing_dtype(c)), empty_lse(c), seed, empty_state(c)};
 }
 
 std::vector<Tensor> backward_meta(const Saved& s, const Call& c) {

@@ -89,8 +89,9 @@ std::pair<Tensor, Tensor> forward_block(const Operands& o, const Block& block, c
 /// the gradient of a score is weight * (gradient of the weight - Delta + gradient of lse).
 void backward_block(const Operands& o, const Block& block, const Saved& saved, Gradients& gradients) {
   const auto rows = [&](const Tensor& x) { return x.narrow_symint(2, block.begin, block.length); };
-  const Tensor grad_out = rows(saved.grad_out).to(o.dtype);
   const Tensor lse = rows(saved.lse).unsqueeze(-1);
+  // A query that sees no key has weights of 0, which must not meet a gradient that is not finite.
+  const Tensor grad_out = at::where(lse == -kInfinity, 0.0, rows(saved.grad_out).to(o.dtype));
   const Tensor shift = at::where(lse == -kInfinity, 0.0, lse);
   const Tensor weights = (at::where(block.visible, scores(o, block), -kInfinity) - shift).exp();
   const Tensor used = dropped(o, block, saved.seed, weights);
@@ -120,10 +121,17 @@ void backward_block(const Operands& o, const Block& block, const Saved& saved, G
   gradients.next_block();
 }
 
+/// The state of a forward pass whose backward needs none.
+std::vector<Tensor> unused_state(const Call& c) {
+  std::vector<Tensor> state = empty_state(c);
+  std::transform(state.begin(), state.end(), state.begin(), [](const Tensor& x) { return at::zeros_like(x); });
+  return state;
+}
+
 /// The result of a call without any key.
 Forward without_keys(const Call& c, const Tensor& seed) {
   const Tensor lse = empty_lse(c);
-  return {at::zeros_like(empty_out(c, computing_dtype(c))), at::full_like(lse, -kInfinity), seed, {}};
+  return {at::zeros_like(empty_out(c, computing_dtype(c))), at::full_like(lse, -kInfinity), seed, unused_state(c)};
 }
 
 }  // namespace
@@ -174,7 +182,7 @@ Forward forward(const Call& c, Mode mode) {
   }
   if (mode == Mode::kComposite) {
     const auto [out, lse] = forward_block(o, o.block(0, c.query().sym_size(2)), seed);
-    return {out, lse, seed, {}};
+    return {out, lse, seed, unused_state(c)};
   }
   Tensor out = empty_out(c, o.dtype), lse = empty_lse(c);
   for (const auto& [begin, length] : blocks_of(o)) {
@@ -182,7 +190,7 @@ Forward forward(const Call& c, Mode mode) {
     out.narrow_symint(2, begin, length).copy_(block_out);
     lse.narrow_symint(2, begin, length).copy_(block_lse);
   }
-  return {out, lse, seed, {}};
+  return {out, lse, seed, unused_state(c)};
 }
 
 std::vector<Tensor> backward(const Saved& saved, const Call& c, Mode mode) {
@@ -225,18 +233,6 @@ template <Mode mode>
 std::vector<Tensor> backward_form(const Saved& s, const Call& c) {
   check(c);
   return backward(s, c, mode);
-}
-
-template <typename Op>
-void register_eager(torch::Library& m) {
-  register_op<Op, public_form<Mode::kEager>, forward_form<Mode::kEager>, backward_form<Mode::kEager>>(m);
-}
-
-// `attention` has kernels on the CPU.
-TORCH_LIBRARY_IMPL(posenc, CPU, m) {
-  register_eager<Relative>(m);
-  register_eager<Cope>(m);
-  register_eager<Piecewise>(m);
 }
 
 TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {

@@ -12,6 +12,17 @@ Tensor bias_rows(const Operands& o, const Block& block) {
   return bias.dim() < 2 || bias.sym_size(-2) == 1 ? bias : bias.narrow_symint(-2, block.begin, block.length);
 }
 
+/// For long sums. MPS has no float64.
+at::ScalarType wide_type(const Operands& o) { return o.call.query().is_mps() ? at::kFloat : at::kDouble; }
+
+/// Decays of all tokens up to each (B, H, Tk), whose differences are biases.
+Tensor decay_sums(const Operands& o) { return o[kLogDecay].to(wide_type(o)).cumsum(2); }
+
+/// Those of the tokens that the block's queries are, the last ones.
+Tensor decay_rows(const Operands& o, const Block& block, const Tensor& sums) {
+  return sums.narrow_symint(2, o.keys - o.call.query().sym_size(2) + block.begin, block.length);
+}
+
 /// scale * query . key plus biases.
 Tensor dot_scores(const Operands& o, const Block& block) {
   Tensor s = o.scores(block.query, kKey) * o.call.score_scale();
@@ -21,6 +32,10 @@ Tensor dot_scores(const Operands& o, const Block& block) {
   if (o.call.has(kDistanceBias)) {
     const Tensor& table = o[kDistanceBias];
     s = s + look_up(o, table.unsqueeze(0).unsqueeze(2), clipped(block, table.sym_size(1)));
+  }
+  if (o.call.has(kLogDecay)) {
+    const Tensor sums = decay_sums(o);
+    s = s + (decay_rows(o, block, sums).unsqueeze(-1) - sums.unsqueeze(-2)).to(o.dtype);
   }
   return o.call.has(kBias) ? s + bias_rows(o, block) : s;
 }
@@ -40,6 +55,13 @@ void add_dot_gradients(const Operands& o, const Block& block, const Tensor& grad
   if (gradients.wants(kDistanceBias)) {
     const c10::SymInt entries = o[kDistanceBias].sym_size(1);
     gradients.add(kDistanceBias, sum_bins(o, grad, clipped(block, entries), entries).sum({0, 2}));
+  }
+  if (gradients.wants(kLogDecay)) {
+    const c10::SymInt before = o.keys - o.call.query().sym_size(2) + block.begin;
+    const Tensor of_queries = at::constant_pad_nd_symint(grad.sum(3), {before, o.keys - before - block.length});
+    const Tensor of_sums = (of_queries - grad.sum(2)).to(wide_type(o));
+    const Tensor gradient = of_sums.flip(2).cumsum(2).flip(2).to(o.dtype);
+    gradients.add(kLogDecay, o[kLogDecay].sym_size(0) == 1 ? gradient.sum(0, /*keepdim=*/true) : gradient);
   }
   if (gradients.wants(kBias)) {
     const Tensor rows = grad.sum_to_size_symint(bias_rows(o, block).sym_sizes());

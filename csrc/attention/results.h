@@ -34,4 +34,15 @@ inline Tensor empty_lse(const Call& c) {
                           query.options().dtype(computing_dtype(c)));
 }
 
+/// What the forward pass leaves for the backward pass alone: contextual positions their bands, each (B, H, Tq), as the
+/// first key, and the integer and the fraction of its position.
+inline std::vector<Tensor> empty_state(const Call& c) {
+  if (!c.has(kPosEmb)) {
+    return {};
+  }
+  const Tensor fraction = empty_lse(c);
+  const auto counted = fraction.options().dtype(at::kInt);
+  return {at::empty_like(fraction, counted), at::empty_like(fraction, counted), fraction};
+}
+
 }  // namespace posenc::attention_ops

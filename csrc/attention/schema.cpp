@@ -14,8 +14,10 @@ namespace {
 #define VISIBLE                                                                                                      \
   "float? scale=None, Tensor? key_mask=None, int? window=None, Tensor? segment_ids=None, Tensor? q_positions=None, " \
   "Tensor? k_positions=None"
-#define ATTENTION_OPTIONS \
-  "*, bool is_causal=False, " VISIBLE ", Tensor? alibi_slopes=None, Tensor? distance_bias=None, Tensor? bias=None"
+#define ATTENTION_OPTIONS                                                        \
+  "*, bool is_causal=False, " VISIBLE                                            \
+  ", Tensor? alibi_slopes=None, Tensor? distance_bias=None, Tensor? bias=None, " \
+  "Tensor? log_decay=None"
 #define RELATIVE_OPTIONS "*, bool is_causal=False, " VISIBLE
 #define COPE_OPTIONS                                                                                                \
   "*, Tensor? gate_key=None, Tensor? gate_bias=None, float? scale=None, bool scale_position_logits=False, Tensor? " \
@@ -99,9 +101,10 @@ Tensor attention_logits(const Tensor& query, const Tensor& key, const AttentionF
   static const auto op =
       find_op<Tensor(const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
                      std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>("posenc::_attention_logits");
+                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>(
+          "posenc::_attention_logits");
   return op.call(query, key, o.is_causal(), o.scale(), o.key_mask(), o.window(), o.segment_ids(), o.q_positions(),
-                 o.k_positions(), o.alibi_slopes(), o.distance_bias(), o.bias());
+                 o.k_positions(), o.alibi_slopes(), o.distance_bias(), o.bias(), o.log_decay());
 }
 
 Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const Tensor& rel_k,
@@ -141,7 +144,7 @@ std::tuple<Tensor, Tensor> attention_with_lse(const Tensor& query, const Tensor&
                                               const AttentionFuncOptions& o) {
   return call_public<Dot>(Dot::pack(query, key, value, o.is_causal(), o.scale(), o.key_mask(), o.window(),
                                     o.segment_ids(), o.q_positions(), o.k_positions(), o.alibi_slopes(),
-                                    o.distance_bias(), o.bias(), o.dropout_p()));
+                                    o.distance_bias(), o.bias(), o.log_decay(), o.dropout_p()));
 }
 
 std::tuple<Tensor, Tensor> relative_attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -173,6 +173,11 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
   }
 }
 
+/// key - query of a pair of the tile, where positions are given one by one.
+inline int64_t distance_of(const Visibility& v, const Tile& t, int64_t k, int64_t q) {
+  return static_cast<int64_t>(v.k_positions[t.first_key + k] - v.q_positions[t.first_query + q]);
+}
+
 /// Calls body(typed pointer) for memory of a type.
 template <typename Body>
 void with_type(const void* data, ElementType type, const Body& body) {
@@ -215,6 +220,13 @@ inline Vec<T> load_vector(const Element* p) {
   }
 }
 
+/// `rows` from row i on.
+inline ConstRows from_row(const ConstRows& rows, int64_t i) {
+  ConstRows from = rows;
+  with_type(rows.data, rows.type, [&](const auto* data) { from.data = data + i * rows.row; });
+  return from;
+}
+
 /// Rows as T, row after row of `padded` elements, zeros behind `width`.
 template <typename T>
 void pack_rows(const ConstRows& from, int64_t rows, int64_t width, int64_t padded_width, T* to) {
@@ -240,15 +252,41 @@ void pack_rows(const ConstRows& from, int64_t rows, int64_t width, int64_t padde
   });
 }
 
-/// to[d][query] = factor * rows[query][d], a tile of queries, zeros in the lanes between.
+/// The rows of a tile's queries, and zeros in those of the lanes between.
 template <typename T>
-void pack_transposed(const T* rows, int64_t row, int64_t queries, int64_t lanes, int64_t width, T factor, T* to) {
-  for (int64_t d = 0; d < width; ++d) {
-    T* out = to + d * kTileQueries;
-    for (int64_t q = 0; q < queries; ++q) {
-      out[q] = factor * rows[q * row + d];
+void pack_queries(const ConstRows& from, const Tile& t, int64_t width, T* to) {
+  pack_rows(from, t.queries, width, padded<T>(width), to);
+  std::fill(to + t.queries * padded<T>(width), to + t.lanes * padded<T>(width), T(0));
+}
+
+/// to[d][query] = factor * rows[query][d] for rows from pack_queries().
+template <typename T>
+void pack_transposed(const T* rows, const Tile& t, int64_t width, T factor, T* to) {
+  constexpr int kLanes = Vec<T>::size();
+  const int64_t row = padded<T>(width), whole = width / kLanes * kLanes;
+  for (int64_t q = 0; q < t.lanes; q += kLanes) {
+    const T* from = rows + q * row;
+    for (int64_t d = 0; d < whole; d += kLanes) {
+      T* block = to + d * kTileQueries + q;
+      at::vec::transpose_mxn<T, kLanes, kLanes>(from + d, row, block, kTileQueries);
+      for (int i = 0; i < kLanes; ++i) {
+        (Vec<T>::loadu(block + i * kTileQueries) * Vec<T>(factor)).store(block + i * kTileQueries);
+      }
     }
-    std::fill(out + queries, out + lanes, T(0));
+    for (int64_t d = whole; d < width; ++d) {
+      for (int64_t i = 0; i < kLanes; ++i) {
+        to[d * kTileQueries + q + i] = factor * from[i * row + d];
+      }
+    }
+  }
+}
+
+template <typename Element, typename T>
+Element narrowed(T x) {
+  if constexpr (sizeof(Element) == 2) {
+    return static_cast<Element>(static_cast<float>(x));
+  } else {
+    return static_cast<Element>(x);
   }
 }
 
@@ -257,14 +295,16 @@ template <typename T>
 void unpack_rows(const T* rows, int64_t row, int64_t count, int64_t width, const T* factor, const MutableRows& to) {
   with_type(to.data, to.type, [&](const auto* data) {
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
-    auto* out = const_cast<Element*>(data);
     for (int64_t i = 0; i < count; ++i) {
-      for (int64_t d = 0; d < width; ++d) {
-        const T x = factor[i] * rows[i * row + d];
-        if constexpr (sizeof(Element) == 2) {
-          out[i * to.row + d * to.column] = static_cast<Element>(static_cast<float>(x));
-        } else {
-          out[i * to.row + d * to.column] = static_cast<Element>(x);
+      const T* from = rows + i * row;
+      Element* out = const_cast<Element*>(data) + i * to.row;
+      if (to.column == 1) {
+        for (int64_t d = 0; d < width; ++d) {
+          out[d] = narrowed<Element>(factor[i] * from[d]);
+        }
+      } else {
+        for (int64_t d = 0; d < width; ++d) {
+          out[d * to.column] = narrowed<Element>(factor[i] * from[d]);
         }
       }
     }

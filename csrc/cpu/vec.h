@@ -157,6 +157,51 @@ inline bool any_nan(const Vf& a, const Vf& b) {
 #endif
 }
 
+/// Whether a lane of a mask (all bits of a lane set, or none) is set.
+template <typename T>
+inline bool any_lane(const at::vec::Vectorized<T>& mask) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<T, float>) {
+    return _mm512_movepi32_mask(_mm512_castps_si512(mask)) != 0;
+  } else {
+    return _mm512_movepi64_mask(_mm512_castpd_si512(mask)) != 0;
+  }
+#elif defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<T, float>) {
+    return _mm256_movemask_ps(mask) != 0;
+  } else {
+    return _mm256_movemask_pd(mask) != 0;
+  }
+#else
+  return (mask == mask).zero_mask() != 0;  // a set lane is NaN
+#endif
+}
+
+/// to[index] = v for the lanes of a mask, whose indices differ.
+template <typename T>
+inline void scatter(const at::vec::Vectorized<T>& v, const at::vec::Vectorized<at::vec::int_same_size_t<T>>& index,
+                    const at::vec::Vectorized<T>& mask, T* to) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<T, float>) {
+    _mm512_mask_i32scatter_ps(to, _mm512_movepi32_mask(_mm512_castps_si512(mask)), index, v, sizeof(T));
+  } else {
+    _mm512_mask_i64scatter_pd(to, _mm512_movepi64_mask(_mm512_castpd_si512(mask)), index, v, sizeof(T));
+  }
+#else
+  constexpr int kLanes = at::vec::Vectorized<T>::size();
+  alignas(64) T values[kLanes], chosen[kLanes];
+  alignas(64) at::vec::int_same_size_t<T> places[kLanes];
+  v.store(values);
+  mask.store(chosen);
+  index.store(places);
+  for (int i = 0; i < kLanes; ++i) {
+    if (chosen[i] != chosen[i]) {
+      to[places[i]] = values[i];
+    }
+  }
+#endif
+}
+
 /// The sum of all lanes.
 inline float sum_lanes(const Vf& v) {
 #if defined(CPU_CAPABILITY_AVX512)

@@ -53,6 +53,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     distance_bias: Tensor | None = None,
     bias: Tensor | None = None,
+    log_decay: Tensor | None = None,
     dropout_p: float = 0.0,
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
@@ -74,6 +75,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     distance_bias: Tensor | None = None,
     bias: Tensor | None = None,
+    log_decay: Tensor | None = None,
     dropout_p: float = 0.0,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -94,10 +96,11 @@ def attention(
     alibi_slopes: Tensor | None = None,
     distance_bias: Tensor | None = None,
     bias: Tensor | None = None,
+    log_decay: Tensor | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``softmax(scale * query @ key^T + biases) @ value``. The three biases may be combined, and have gradients.
+    """``softmax(scale * query @ key^T + biases) @ value``. The biases may be combined, and have gradients.
 
     Args:
         query: (B, H, Tq, D).
@@ -106,6 +109,8 @@ def attention(
         alibi_slopes: (H) or (B, H): adds ``-slope * |q_position - k_position|`` (ALiBi, arXiv 2108.12409).
         distance_bias: (H, 2R+1): adds entry ``R + clip(k_position - q_position, -R, R)`` (T5, KERPLE, Sandwich).
         bias: Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
+        log_decay: (B, H, Tk) or (1, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own
+            (forgetting attention, arXiv 2503.02130; CABLE, arXiv 2503.08067). Needs ``is_causal``, goes by index.
         is_causal, scale, key_mask, window, segment_ids, q_positions, k_positions, dropout_p, return_lse: See
             :mod:`posenc.attention_ops`.
 
@@ -128,6 +133,7 @@ def attention(
         alibi_slopes=alibi_slopes,
         distance_bias=distance_bias,
         bias=bias,
+        log_decay=log_decay,
         dropout_p=dropout_p,
     )
     return (out, lse) if return_lse else out

@@ -38,18 +38,13 @@ T at_distance(const ScoreBias<T>& b, int64_t distance) {
   return static_cast<T>(bias * kLog2E);
 }
 
-template <typename T>
-int64_t distance_of(const Visibility& v, const Tile& t, int64_t k, int64_t q) {
-  return static_cast<int64_t>(v.k_positions[t.first_key + k] - v.q_positions[t.first_query + q]);
-}
-
 /// Adds the bias to a tile of scores; `strip` has room for kStrip numbers.
 template <typename T>
 void add_distance_bias(const ScoreBias<T>& b, const Visibility& v, const Tile& t, T* strip, T* scores) {
   if (v.q_positions != nullptr) {
     for (int64_t k = 0; k < t.keys; ++k) {
       for (int64_t q = 0; q < t.queries; ++q) {
-        scores[k * kTileQueries + q] += at_distance(b, distance_of<T>(v, t, k, q));
+        scores[k * kTileQueries + q] += at_distance(b, distance_of(v, t, k, q));
       }
     }
     return;
@@ -81,7 +76,7 @@ void add_distance_gradients(const ScoreBias<T>& b, const Visibility& v, const Ti
   if (v.q_positions != nullptr) {
     for (int64_t k = 0; k < t.keys; ++k) {
       for (int64_t q = 0; q < t.queries; ++q) {
-        add(distance_of<T>(v, t, k, q), grad[k * kTileQueries + q]);
+        add(distance_of(v, t, k, q), grad[k * kTileQueries + q]);
       }
     }
     return;

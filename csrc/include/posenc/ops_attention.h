@@ -51,6 +51,8 @@ struct AttentionFuncOptions {
   TORCH_ARG(std::optional<at::Tensor>, distance_bias) = std::nullopt;
   /// Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  /// (B, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own. Needs is_causal.
+  TORCH_ARG(std::optional<at::Tensor>, log_decay) = std::nullopt;
   TORCH_ARG(double, dropout_p) = 0.0;
 };
 
@@ -94,8 +96,8 @@ struct PiecewiseAttentionFuncOptions {
 };
 
 /// softmax(scale * query . key + biases) value. The biases, each with a gradient, may be combined: ALiBi (arXiv
-/// 2108.12409) by slopes; T5 (arXiv 1910.10683), KERPLE and Sandwich by a table over distances; any other,
-/// materialised.
+/// 2108.12409) by slopes; T5 (arXiv 1910.10683), KERPLE and Sandwich by a table over distances; forgetting attention
+/// (arXiv 2503.02130) and CABLE (arXiv 2503.08067) by a decay for each token; any other, materialised.
 ///
 ///     auto out = posenc::attention(q, k, v, posenc::AttentionFuncOptions().is_causal(true).alibi_slopes(slopes));
 POSENC_API at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -1,0 +1,51 @@
+#pragma once
+
+/// A bias that grows token by token (forgetting attention, arXiv 2503.02130): the difference of two sums, that of the
+/// query's own key and that of the key.
+
+#include "attention/tile.h"
+
+namespace posenc::attention_ops {
+namespace {
+
+/// The key that a query of the tile is itself.
+inline int64_t own_key(const Visibility& v, const Tile& t, int64_t q) { return v.keys - v.queries + t.first_query + q; }
+
+/// Adds the bias to a tile of scores, in base 2. Sums are taken from one within the tile, so long ones lose nothing.
+template <typename T>
+void add_decay(const double* sums, const Visibility& v, const Tile& t, T* scores) {
+  const double base = sums[own_key(v, t, 0)];
+  T of_query[kTileQueries] = {};
+  for (int64_t q = 0; q < t.queries; ++q) {
+    of_query[q] = static_cast<T>((sums[own_key(v, t, q)] - base) * kLog2E);
+  }
+  for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
+    const Vec<T> row = Vec<T>::loadu(of_query + q);
+    for (int64_t k = 0; k < keys.some; ++k) {
+      T* to = scores + k * kTileQueries + q;
+      const T of_key = static_cast<T>((base - sums[t.first_key + k]) * kLog2E);
+      (Vec<T>::loadu(to) + (row + Vec<T>(of_key))).store(to);
+    }
+  });
+}
+
+/// Adds the gradients of a tile of scores, 0 where hidden, to those of the sums.
+template <typename T>
+void add_decay_gradients(const Visibility& v, const Tile& t, const T* grad, double* to) {
+  for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
+    Vec<T> of_query(T(0));
+    for (int64_t k = 0; k < keys.some; ++k) {
+      const Vec<T> g = Vec<T>::loadu(grad + k * kTileQueries + q);
+      of_query = of_query + g;
+      to[t.first_key + k] -= static_cast<double>(cpu::sum_lanes(g));
+    }
+    T lanes[Vec<T>::size()];
+    of_query.store(lanes);
+    for (int64_t i = 0; i < Vec<T>::size() && q + i < t.queries; ++i) {
+      to[own_key(v, t, q + i)] += static_cast<double>(lanes[i]);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace posenc::attention_ops
