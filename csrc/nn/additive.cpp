@@ -19,6 +19,7 @@ ScoreCall score_call(const at::Tensor& query, const at::Tensor& key, const Atten
 
 AttentionFuncOptions call_options(const AttendOptions& call, std::optional<double> scale) {
   check_no_gate_key("attend", call);
+  check_no_log_decay("attend", call);
   return AttentionFuncOptions()
       .is_causal(call.is_causal().value_or(false))
       .scale(scale)

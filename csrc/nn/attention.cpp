@@ -49,6 +49,7 @@ void check_sizes(const torch::nn::Module& module, const AttentionOptions& o) {
     same("num_heads", "num_heads", o.num_heads(), rotary->num_heads());
   }
   if (const auto* score = dynamic_cast<const ScoreEncoding*>(&module)) {
+    same("embed_dim", "embed_dim", o.embed_dim(), score->embed_dim());
     same("head_dim", "head_dim", head_width(o), score->head_dim());
     same("num_heads", "num_heads", o.num_heads(), score->num_heads());
   }
@@ -213,6 +214,10 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   if (!gate_proj.is_empty()) {
     gate_key = split_heads(gate_proj->forward(embedded), kv);
   }
+  std::optional<at::Tensor> log_decay;
+  if (auto* score = score_of(encodings); score != nullptr && score->needs_log_decay()) {
+    log_decay = score->log_decay(embedded);
+  }
   const auto turn = RotaryForwardOptions().positions(positions).offset(positions ? 0 : start);
   for (auto* encoding : members<RotaryEncoding>(encodings)) {
     if (gate_key) {
@@ -226,7 +231,8 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
                       .segment_ids(call.segment_ids())
                       .window(options.window())
                       .dropout_p(is_training() ? options.dropout() : 0.0)
-                      .gate_key(gate_key);
+                      .gate_key(gate_key)
+                      .log_decay(log_decay);
   const auto output = [&](const at::Tensor& out) {
     const at::Tensor y = o_proj->forward(out.transpose(1, 2).flatten(2));
     return at::dropout(y, options.output_dropout(), is_training());
@@ -235,9 +241,9 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
     return output(attend(q, k, v, attended.q_positions(places).k_positions(places)));
   }
   const auto before = cache->state();
-  const auto [keys, values] = cache->append(k, v, gate_key, places);
+  const auto [keys, values] = cache->append(k, v, gate_key, places, log_decay);
   try {
-    attended.gate_key(cache->gate_keys()).k_positions(cache->positions());
+    attended.gate_key(cache->gate_keys()).log_decay(cache->log_decay()).k_positions(cache->positions());
     if (const auto all = cache->positions()) {
       attended.q_positions(all->narrow(1, start, x.size(1)));
     }

@@ -45,6 +45,7 @@ CopeAttentionFuncOptions cope_options(const CoPEImpl& self, const AttendOptions&
                     "CoPE: expected is_causal not to be false: positions count back from each query");
   TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(),
                     "CoPE: expected no q_positions or k_positions: positions are counted from what a query sees");
+  check_no_log_decay("CoPE", call);
   return CopeAttentionFuncOptions()
       .gate_key(gate_key)
       .gate_bias(self.gate_bias.defined() ? std::make_optional(self.gate_bias) : std::nullopt)

@@ -19,6 +19,9 @@ void check_cache_options(const KVCacheOptions& o) {
   TORCH_CHECK_TYPE(at::isFloatingType(o.dtype()), "KVCache: expected a floating dtype, but got ", o.dtype());
 }
 
+/// Of decays, which are summed over all tokens.
+at::ScalarType sum_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+
 /// Memory that stays writable outside an inference mode in which it may be made.
 at::Tensor allocate(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
   const c10::InferenceMode normal(false);
@@ -36,16 +39,19 @@ KVCache::KVCache(const KVCacheOptions& options) : options_(options) {
 
 std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at::Tensor& v,
                                                    const std::optional<at::Tensor>& gate_key,
-                                                   const std::optional<at::Tensor>& positions) {
+                                                   const std::optional<at::Tensor>& positions,
+                                                   const std::optional<at::Tensor>& log_decay) {
   TORCH_CHECK_VALUE(k.dim() == 4, "KVCache: expected k of shape (batch, heads, tokens, head_dim), but got ", k.sizes());
   const int64_t tokens = k.size(2);
   check(k, "k", tokens);
   check(v, "v", tokens);
-  TORCH_CHECK_VALUE(length_ == 0 || gate_key.has_value() == gate_keys_.defined(),
-                    "KVCache: expected gate_key with every token or with none, but the cached ones came ",
-                    gate_keys_.defined() ? "with" : "without");
+  check_complete("gate_key", gate_key.has_value(), gate_keys_.defined());
   if (gate_key) {
     check(*gate_key, "gate_key", tokens);
+  }
+  check_complete("log_decay", log_decay.has_value(), log_decay_.defined());
+  if (log_decay) {
+    check_log_decay(*log_decay, tokens);
   }
   if (positions) {
     check_positions(*positions, tokens);
@@ -62,6 +68,13 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
     }
     gate_keys_.narrow(2, length_, tokens).copy_(*gate_key);
   }
+  if (log_decay) {
+    if (!log_decay_.defined()) {
+      log_decay_ = allocate({options_.batch_size(), log_decay->size(1), options_.max_length()},
+                            log_decay->scalar_type(), options_.device());
+    }
+    log_decay_.narrow(2, length_, tokens).copy_(*log_decay);
+  }
   store_positions(positions, tokens);
   length_ = end;
   return {keys_.narrow(2, 0, end), values_.narrow(2, 0, end)};
@@ -73,6 +86,27 @@ void KVCache::check(const at::Tensor& x, const char* name, int64_t tokens) const
                     x.sizes());
   TORCH_CHECK_TYPE(x.scalar_type() == options_.dtype(), "KVCache: expected ", name, " of the cache's dtype ",
                    options_.dtype(), ", but got ", x.scalar_type());
+  check_place(x, name);
+}
+
+void KVCache::check_log_decay(const at::Tensor& x, int64_t tokens) const {
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.size(0) == options_.batch_size() && x.size(2) == tokens &&
+                        (!log_decay_.defined() || x.size(1) == log_decay_.size(1)),
+                    "KVCache: expected log_decay of shape (", options_.batch_size(), ", ",
+                    log_decay_.defined() ? c10::str(log_decay_.size(1)) : "heads", ", ", tokens, "), but got ",
+                    x.sizes());
+  const at::ScalarType dtype = sum_dtype(options_.dtype());
+  TORCH_CHECK_TYPE(x.scalar_type() == dtype, "KVCache: expected log_decay to be ", dtype, " in a cache of ",
+                   options_.dtype(), ", but got ", x.scalar_type());
+  check_place(x, "log_decay");
+}
+
+void KVCache::check_complete(const char* name, bool given, bool stored) const {
+  TORCH_CHECK_VALUE(length_ == 0 || given == stored, "KVCache: expected ", name,
+                    " with every token or with none, but the cached ones came ", stored ? "with" : "without");
+}
+
+void KVCache::check_place(const at::Tensor& x, const char* name) const {
   TORCH_CHECK_VALUE(x.device() == keys_.device(), "KVCache: expected ", name, " on the cache's device ", keys_.device(),
                     ", but got ", x.device());
   TORCH_CHECK(!(at::GradMode::is_enabled() && x.requires_grad()),
@@ -121,6 +155,10 @@ std::optional<at::Tensor> KVCache::gate_keys() const {
   return gate_keys_.defined() ? std::make_optional(gate_keys_.narrow(2, 0, length_)) : std::nullopt;
 }
 
+std::optional<at::Tensor> KVCache::log_decay() const {
+  return log_decay_.defined() ? std::make_optional(log_decay_.narrow(2, 0, length_)) : std::nullopt;
+}
+
 std::optional<at::Tensor> KVCache::positions() const {
   return positions_.defined() ? std::make_optional(positions_.narrow(1, 0, length_)) : std::nullopt;
 }
@@ -128,6 +166,7 @@ std::optional<at::Tensor> KVCache::positions() const {
 void KVCache::restore(State state) {
   length_ = state.length;
   gate_keys_ = std::move(state.gate_keys);
+  log_decay_ = std::move(state.log_decay);
   positions_ = std::move(state.positions);
 }
 
@@ -137,6 +176,7 @@ void KVCache::crop(int64_t length) {
   length_ = length;
   if (length == 0) {
     gate_keys_.reset();
+    log_decay_.reset();
     positions_.reset();
   }
 }

@@ -19,6 +19,10 @@ void check_no_gate_key(const char* module, const AttendOptions& call) {
   TORCH_CHECK_VALUE(!call.gate_key(), module, ": expected no gate_key, which is for CoPE with gates from keys");
 }
 
+void check_no_log_decay(const char* module, const AttendOptions& call) {
+  TORCH_CHECK_VALUE(!call.log_decay(), module, ": expected no log_decay, which is for ForgettingBias");
+}
+
 void check_no_dropout(const char* module, const AttendOptions& call) {
   TORCH_CHECK_VALUE(call.dropout_p() == 0, module, ": expected no dropout_p in logits, which drop nothing, but got ",
                     call.dropout_p());

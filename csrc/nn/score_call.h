@@ -18,6 +18,9 @@ void check_query(const char* module, const at::Tensor& query, int64_t head_dim, 
 /// Raises where a call has gate keys, which only CoPE reads.
 void check_no_gate_key(const char* module, const AttendOptions& call);
 
+/// Raises where a call has decays, which only ForgettingBias reads.
+void check_no_log_decay(const char* module, const AttendOptions& call);
+
 /// Raises where logits() is asked for dropout.
 void check_no_dropout(const char* module, const AttendOptions& call);
 

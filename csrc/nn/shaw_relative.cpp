@@ -70,6 +70,7 @@ std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::T
     check_width("ShawRelative", "value", value, options.head_dim());
   }
   check_no_gate_key("ShawRelative", call);
+  check_no_log_decay("ShawRelative", call);
   return posenc::relative_attention_with_lse(query, key, value, rel_k, where_defined(rel_v),
                                              op_options<RelativeAttentionFuncOptions>(call));
 }
@@ -77,6 +78,7 @@ std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::T
 at::Tensor ShawRelativeImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_query("ShawRelative", query, options.head_dim(), options.num_heads());
   check_no_gate_key("ShawRelative", call);
+  check_no_log_decay("ShawRelative", call);
   check_no_dropout("ShawRelative", call);
   return attention_ops::relative_attention_logits(query, key, rel_k, op_options<RelativeAttentionFuncOptions>(call));
 }

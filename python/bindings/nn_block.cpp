@@ -43,9 +43,10 @@ void bind_kv_cache(py::module_& m) {
            py::arg("batch_size"), py::arg("num_kv_heads"), py::arg("max_length"), py::arg("head_dim"), py::kw_only(),
            py::arg("dtype") = at::kFloat, py::arg("device") = at::Device(at::kCPU))
       .def("append", &nn::KVCache::append, py::arg("k"), py::arg("v"), py::kw_only(), py::arg("gate_key") = py::none(),
-           py::arg("positions") = py::none())
+           py::arg("positions") = py::none(), py::arg("log_decay") = py::none())
       .def_property_readonly("length", &nn::KVCache::length)
       .def_property_readonly("gate_keys", &nn::KVCache::gate_keys)
+      .def_property_readonly("log_decay", &nn::KVCache::log_decay)
       .def_property_readonly("positions", &nn::KVCache::positions)
       .def("reset", &nn::KVCache::reset)
       .def("crop", &nn::KVCache::crop, py::arg("length"));

@@ -142,6 +142,68 @@ void bind_cope(py::module_& m) {
   });
 }
 
+nn::ForgettingBiasOptions forgetting_options(int64_t embed_dim, int64_t num_heads, const std::string& kind) {
+  TORCH_CHECK_VALUE(kind == "fox" || kind == "cable", "ForgettingBias: expected kind to be 'fox' or 'cable', but got '",
+                    kind, "'");
+  return nn::ForgettingBiasOptions(embed_dim, num_heads)
+      .kind(kind == "fox" ? nn::ForgettingKind::kFoX : nn::ForgettingKind::kCABLE);
+}
+
+nn::AttendOptions decayed_call(const OptionalTensor& log_decay, std::optional<double> scale,
+                               const OptionalTensor& key_mask, std::optional<int64_t> window,
+                               const OptionalTensor& segment_ids) {
+  return nn::AttendOptions().log_decay(log_decay).scale(scale).key_mask(key_mask).window(window).segment_ids(
+      segment_ids);
+}
+
+void bind_forgetting_bias(py::module_& m) {
+  auto bound = torch::python::bind_module<nn::ForgettingBiasImpl>(m, "ForgettingBias");
+  bound.def(py::init([](int64_t embed_dim, int64_t num_heads, const std::string& kind) {
+              return std::make_shared<nn::ForgettingBiasImpl>(forgetting_options(embed_dim, num_heads, kind));
+            }),
+            py::arg("embed_dim"), py::arg("num_heads"), py::kw_only(), py::arg("kind") = "fox");
+  bind_score_repr<nn::ForgettingBiasImpl>(bound);
+  bound.def(
+      "forward",
+      [](nn::ForgettingBiasImpl& self, const Tensor& x) {
+        const py::gil_scoped_release release;
+        return self.forward(x);
+      },
+      py::arg("x"));
+  bound.def(
+      "attend",
+      [](nn::ForgettingBiasImpl& self, const Tensor& query, const Tensor& key, const Tensor& value,
+         const OptionalTensor& log_decay, std::optional<double> scale, const OptionalTensor& key_mask,
+         std::optional<int64_t> window, const OptionalTensor& segment_ids, double dropout_p,
+         bool return_lse) -> Attended {
+        auto call = decayed_call(log_decay, scale, key_mask, window, segment_ids);
+        call.dropout_p(dropout_p);
+        const py::gil_scoped_release release;
+        if (return_lse) {
+          return self.attend_with_lse(query, key, value, call);
+        }
+        return self.attend(query, key, value, call);
+      },
+      py::arg("query"), py::arg("key"), py::arg("value"), py::kw_only(), py::arg("log_decay"),
+      py::arg("scale") = py::none(), py::arg("key_mask") = py::none(), py::arg("window") = py::none(),
+      py::arg("segment_ids") = py::none(), py::arg("dropout_p") = 0.0, py::arg("return_lse") = false);
+  bound.def(
+      "logits",
+      [](nn::ForgettingBiasImpl& self, const Tensor& query, const Tensor& key, const OptionalTensor& log_decay,
+         std::optional<double> scale, const OptionalTensor& key_mask, std::optional<int64_t> window,
+         const OptionalTensor& segment_ids) {
+        const auto call = decayed_call(log_decay, scale, key_mask, window, segment_ids);
+        const py::gil_scoped_release release;
+        return self.logits(query, key, call);
+      },
+      py::arg("query"), py::arg("key"), py::kw_only(), py::arg("log_decay"), py::arg("scale") = py::none(),
+      py::arg("key_mask") = py::none(), py::arg("window") = py::none(), py::arg("segment_ids") = py::none());
+
+  m.def("check_forgetting_bias", [](int64_t embed_dim, int64_t num_heads, const std::string& kind) {
+    nn::check(forgetting_options(embed_dim, num_heads, kind));
+  });
+}
+
 }  // namespace
 
 void bind_nn_contextual(py::module_& m) {
@@ -149,4 +211,5 @@ void bind_nn_contextual(py::module_& m) {
   bind_rerope(m);
   bind_self_extend(m);
   bind_cope(m);
+  bind_forgetting_bias(m);
 }

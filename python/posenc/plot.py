@@ -17,6 +17,7 @@ from posenc.nn.absolute import AbsoluteEncoding
 from posenc.nn.additive import AdditiveEncoding
 from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cope import CoPE
+from posenc.nn.forgetting_bias import ForgettingBias
 from posenc.nn.multimodal_rotary import MultimodalRotary
 from posenc.nn.rerope import ReRoPE
 from posenc.nn.rotary import Rotary, RotaryEncoding
@@ -43,13 +44,14 @@ def bias(
     query: Tensor | None = None,
     key: Tensor | None = None,
     gate_key: Tensor | None = None,
+    x: Tensor | None = None,
     ahead: bool = False,
 ) -> Axes:
     """Draws what a score encoding does over the distance, for the last query of ``length`` tokens.
 
     ALiBi, T5, KERPLE, Sandwich, FIRE: what is added to the score, a line for each head. ShawRelative: the same, for
-    ``query``. ReRoPE, SelfExtend: the distance that scores see against the true one. CoPE: the position of each key (left
-    axis) and its gate (bars, right axis), for ``query`` and ``key``.
+    ``query``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the distance that scores see against the true one. CoPE: the
+    position of each key (left axis) and its gate (bars, right axis), for ``query`` and ``key``.
 
     Args:
         encoding: A score encoding of posenc.nn.
@@ -60,6 +62,7 @@ def bias(
             many heads as the encoding tells apart, else of one.
         key: (G, length, D), for CoPE, with G heads that divide the query's H. None: numbers as for ``query``.
         gate_key: As ``key``, for CoPE with ``gate="key"`` or ``"value"``; None: ``key``.
+        x: (length, embed_dim), the layer's input, for ForgettingBias. None: numbers as for ``query``.
         ahead: Also keys that come after the query, at negative distances, for encodings with a bias by distance.
 
     Raises:
@@ -78,14 +81,17 @@ def bias(
     _check_use("query", query, contextual or isinstance(encoding, ShawRelative), name)
     _check_use("key", key, contextual, name)
     _check_use("gate_key", gate_key, contextual and encoding.gate != "logits", name)
+    _check_use("x", x, isinstance(encoding, ForgettingBias), name)
     _check_use("ahead=True", True if ahead else None, relative, name)
     if isinstance(encoding, (ReRoPE, SelfExtend)):
         _check_use("heads", heads, False, name)
         return _draw_distances(encoding, length, _axes(ax))
     if isinstance(encoding, CoPE):
         return _draw_contextual(encoding, length, _axes(ax), heads, query, key, gate_key)
+    if isinstance(encoding, ForgettingBias):
+        return _draw_bias(encoding, _axes(ax), heads, _forgotten(encoding, length, x), ahead)
     if isinstance(encoding, (AdditiveEncoding, ShawRelative)):
-        return _draw_added(encoding, length, _axes(ax), heads, query, ahead)
+        return _draw_bias(encoding, _axes(ax), heads, _added(encoding, length, query), ahead)
     raise TypeError(f"plot.bias: expected a score encoding of posenc.nn, but got {name}")
 
 
@@ -222,22 +228,29 @@ def _normal(given: Tensor | None, name: str, heads: int, length: int, width: int
     return given.unsqueeze(0)
 
 
-def _draw_added(
-    encoding: AdditiveEncoding | ShawRelative,
-    length: int,
-    axes: Axes,
-    heads: Iterable[int] | None,
-    query: Tensor | None,
-    ahead: bool,
-) -> Axes:
-    if isinstance(encoding, ShawRelative):
-        table = encoding.rel_k
-        tables = 1 if encoding.num_heads is None else encoding.num_heads
-        q = _normal(query, "query", tables, length, encoding.head_dim, 0).to(table)
-        # Scores of keys that are zero: the table alone.
-        added = encoding.logits(q, torch.zeros_like(q))[0]
-    else:
-        added = encoding.bias(length)
+def _added(encoding: AdditiveEncoding | ShawRelative, length: int, query: Tensor | None) -> Tensor:
+    """(H, length, length)."""
+    if not isinstance(encoding, ShawRelative):
+        return encoding.bias(length)
+    tables = 1 if encoding.num_heads is None else encoding.num_heads
+    q = _normal(query, "query", tables, length, encoding.head_dim, 0).to(encoding.rel_k)
+    # Scores of keys that are zero: the table alone.
+    return encoding.logits(q, torch.zeros_like(q))[0]
+
+
+def _forgotten(encoding: ForgettingBias, length: int, x: Tensor | None) -> Tensor:
+    """(H, length, length)."""
+    shape = (length, encoding.embed_dim)
+    if x is not None and x.shape != shape:
+        raise ValueError(f"plot.bias: expected x of shape {list(shape)}, but got {list(x.shape)}")
+    rows = _normal(None if x is None else x[None], "x", 1, *shape, 0)[0]
+    decay = encoding(rows.to(encoding.weight))
+    zeros = decay.new_zeros(1, encoding.num_heads, length, 1)
+    return encoding.logits(zeros, zeros, log_decay=decay)[0]
+
+
+def _draw_bias(encoding: ScoreEncoding, axes: Axes, heads: Iterable[int] | None, added: Tensor, ahead: bool) -> Axes:
+    length = added.shape[-1]
     behind, front = added[:, -1].flip(-1), added[:, 0, 1:].flip(-1)
     values = torch.cat([front, behind], dim=-1) if ahead else behind
     distances = range(1 - length if ahead else 0, length)

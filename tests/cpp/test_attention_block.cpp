@@ -122,6 +122,8 @@ TEST(AttentionBlock, EncodingsThatDoNotFitTogetherAreRefused) {
   expect_refused<c10::ValueError>([] { Attention(grouped().with(Rotary(2 * kHeadDim))); },
                                   "RotaryImpl to have head_dim 4, as the block's head_dim is 4, but got 8");
   expect_refused<c10::ValueError>([] { Attention(grouped().with(ALiBi(2))); }, "ALiBiImpl to have num_heads 4");
+  expect_refused<c10::ValueError>([] { Attention(grouped().with(ForgettingBias(8, kHeads))); },
+                                  "ForgettingBiasImpl to have embed_dim 16");
   expect_refused<c10::ValueError>([] { Attention(grouped().with(Sinusoidal(6))); }, "SinusoidalImpl to have dim 16");
   expect_refused<c10::ValueError>([] { Attention(AttentionOptions(kWidth, 3)); },
                                   "embed_dim 16 to be a multiple of num_heads 3");
@@ -221,6 +223,7 @@ TEST(AttentionBlock, DecodingEqualsOnePass) {
   expect_equal(grouped());
   expect_equal(grouped().with(Sinusoidal(kWidth), Rotary(kHeadDim), FIRE(kHeads)));
   expect_equal(grouped().with(SelfExtend(SelfExtendOptions(kHeadDim).group(2).window(2))));
+  expect_equal(grouped().with(Rotary(kHeadDim), ForgettingBias(kWidth, kHeads)));
   expect_equal(grouped().with(XPos(kHeadDim), CoPE(CoPEOptions(kHeadDim, 4).gate(CoPEGate::kKey))));
 }
 

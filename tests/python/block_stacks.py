@@ -79,6 +79,8 @@ STACKS = [
     Stack("cope", lambda nn: [nn.CoPE(HEAD_DIM, 5)]),
     Stack("cope_keys", lambda nn: [nn.CoPE(HEAD_DIM, 5, num_heads=HEADS, gate="key", gate_bias=0.1)]),
     Stack("cope_values", lambda nn: [nn.CoPE(HEAD_DIM, 5, gate="value", scale_position_logits=True)]),
+    Stack("fox", lambda nn: [nn.ForgettingBias(EMBED_DIM, HEADS)]),
+    Stack("rotary_cable", lambda nn: [nn.Rotary(HEAD_DIM), nn.ForgettingBias(EMBED_DIM, HEADS, kind="cable")]),
     Stack("rotary_cope", lambda nn: [nn.Rotary(HEAD_DIM), nn.CoPE(HEAD_DIM, 5)]),
     Stack("xpos_cope_keys", lambda nn: [nn.XPos(HEAD_DIM), nn.CoPE(HEAD_DIM, 5, gate="key")]),
     Stack("sinusoidal_rotary_alibi", lambda nn: [nn.Sinusoidal(EMBED_DIM), nn.Rotary(HEAD_DIM), nn.ALiBi(HEADS)]),

@@ -1,11 +1,11 @@
-"""ShawRelative, ReRoPE, SelfExtend and CoPE under test, through attend."""
+"""ShawRelative, ReRoPE, SelfExtend, CoPE and ForgettingBias under test, through attend."""
 
 import torch
 
 import contextual_reference
 from encoding_case import LENGTH, Case
 
-HEADS, GROUPS, WIDTH = 4, 2, 8
+HEADS, GROUPS, WIDTH, EMBED_DIM = 4, 2, 8, 12
 
 
 def _inputs(width=WIDTH):
@@ -111,6 +111,33 @@ def _cope(name, max_positions, call=None, **options) -> Case:
     )
 
 
+def _forgetting(name, call=None, **options) -> Case:
+    """q, k, v and the input of the layer."""
+    call = call or {}
+
+    def inputs(dtype):
+        return (*_inputs()(dtype), torch.randn(2, LENGTH, EMBED_DIM, dtype=torch.float64).to(dtype))
+
+    def attend(module, q, k, v, x):
+        return module.attend(q, k, v, log_decay=module.forward(x), **_on_device(q, call))
+
+    def expected(p, q, k, v, x):
+        decays = contextual_reference.log_decay(x, p["weight"], p.get("bias"))
+        return (contextual_reference.forgetting(q, k, v, decays, **call),)
+
+    return Case(
+        name=name,
+        python="ForgettingBias",
+        arguments=(EMBED_DIM, HEADS),
+        options=options,
+        inputs=inputs,
+        reference=expected,
+        parameters=("weight",) if options.get("kind") == "cable" else ("weight", "bias"),
+        call=attend,
+        is_attend=True,
+    )
+
+
 # The second row restarts, with another segment.
 BY_ROW = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [9, 10, 11, 0, 1, 2, 3]])
 SEGMENTS = torch.tensor([[0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]])
@@ -152,4 +179,11 @@ COPE_CASES = [
     _cope("cope_gate_bias", 5, num_heads=HEADS, gate_bias=-0.4),
 ]
 
-CASES = SHAW_CASES + REROPE_CASES + SELF_EXTEND_CASES + COPE_CASES
+FORGETTING_CASES = [
+    _forgetting("fox"),
+    _forgetting("fox_masked", {"key_mask": LEFT_PADDED, "scale": 0.7}, kind="fox"),
+    _forgetting("cable", kind="cable"),
+    _forgetting("cable_packed", {"segment_ids": SEGMENTS, "window": 3}, kind="cable"),
+]
+
+CASES = SHAW_CASES + REROPE_CASES + SELF_EXTEND_CASES + COPE_CASES + FORGETTING_CASES

@@ -1,4 +1,4 @@
-"""Plain float64 references for ShawRelative, ReRoPE, SelfExtend and CoPE, written from the papers, pair by pair.
+"""Plain float64 references for ShawRelative, ReRoPE, SelfExtend, CoPE and ForgettingBias, written from the papers, pair by pair.
 
 Nothing here imports posenc. Queries are (B, H, Tq, D), keys (B, G, Tk, D), values (B, G, Tk, Dv); torch float64 throughout,
 so that autograd gives reference gradients.
@@ -231,3 +231,28 @@ def cope_scores(q, k, pos_emb, seen, *, gate_key=None, gate_bias=None, scale=Non
 def cope(q, k, v, pos_emb, *, key_mask=None, window=None, segment_ids=None, **options) -> torch.Tensor:
     seen = visible(q, k, key_mask=key_mask, window=window, segment_ids=segment_ids)
     return attention(cope_scores(q, k, pos_emb, seen, **options), seen, v)
+
+
+# Forgetting attention, arXiv 2503.02130, and CABLE, arXiv 2503.08067
+
+
+def log_decay(x, weight, bias=None) -> torch.Tensor:
+    """(B, T, E) -> (B, H, T): log f_t = log sigmoid(w_h . x_t + b_h); without a bias -softplus(w_h . x_t)."""
+    z = torch.einsum("bte,he->bht", x, weight)
+    if bias is None:
+        return -torch.log1p(torch.exp(z))
+    return -torch.log1p(torch.exp(-(z + bias[:, None])))
+
+
+def forgetting(q, k, v, decays, *, scale=None, key_mask=None, window=None, segment_ids=None) -> torch.Tensor:
+    """softmax(q . k + sum over t = j + 1 .. i of decays[t]) v; masked tokens have no decay."""
+    batch, heads, q_len, _ = q.shape
+    k_len = k.shape[2]
+    if key_mask is not None:
+        decays = torch.where(key_mask[:, None], decays, 0.0)
+    rows = []
+    for i in range(k_len - q_len, k_len):
+        rows.append(torch.stack([decays[:, :, j + 1 : i + 1].sum(-1) for j in range(k_len)], -1))
+    content = q @ for_heads(k, heads).transpose(-1, -2) * scale_of(q, scale)
+    seen = visible(q, k, key_mask=key_mask, window=window, segment_ids=segment_ids)
+    return attention(content + torch.stack(rows, 2), seen, v)

@@ -92,6 +92,39 @@ def test_gate_keys_come_with_every_token(namespace):
 
 
 @in_both_languages
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_decays_come_with_every_token(namespace, dtype):
+    """As float32 at least: they are summed."""
+    cache, wide = new_cache(namespace, dtype=dtype), torch.promote_types(dtype, torch.float32)
+    parts = [torch.randn(BATCH, 6, count).to(wide) for count in (2, 3)]
+    for part in parts:
+        k = tokens(part.shape[2], dtype)
+        cache.append(k, k, log_decay=part)
+    assert_bits(cache.log_decay, torch.cat(parts, dim=2))
+    one = tokens(1, dtype)
+    with pytest.raises(ValueError, match="expected log_decay with every token or with none, .* came with"):
+        cache.append(one, one)
+    with pytest.raises(ValueError, match=r"expected log_decay of shape \(2, 6, 1\), but got \[2, 5, 1\]"):
+        cache.append(one, one, log_decay=torch.zeros(2, 5, 1, dtype=wide))
+    cache.crop(3)
+    assert_bits(cache.log_decay, torch.cat(parts, dim=2)[:, :, :3])
+    cache.reset()
+    cache.append(one, one)
+    assert cache.log_decay is None
+    with pytest.raises(ValueError, match="came without"):
+        cache.append(one, one, log_decay=torch.zeros(2, 6, 1, dtype=wide))
+
+
+@in_both_languages
+def test_decays_in_half_width_are_refused(namespace):
+    cache, k = new_cache(namespace, dtype=torch.bfloat16), tokens(2, torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float64):
+        with pytest.raises(TypeError, match="KVCache: expected log_decay to be .*[Ff]loat.* in a cache of .*[Bb][Ff]"):
+            cache.append(k, k, log_decay=torch.zeros(2, 6, 2, dtype=dtype))
+    assert cache.length == 0
+
+
+@in_both_languages
 def test_positions_are_kept_for_all_tokens_once_any_are_given(namespace):
     cache = new_cache(namespace)
     cache.append(tokens(2), tokens(2))
@@ -194,6 +227,17 @@ WRONG = {
     "tokens of gate_key": ({"gate_key": torch.zeros(2, 3, 1, 4)}, ValueError, "expected gate_key of shape"),
     "dtype of gate_key": ({"gate_key": torch.zeros(2, 3, 2, 4).half()}, TypeError, "expected gate_key of the"),
     "device of k": ({"k": torch.zeros(2, 3, 2, 4, device="meta")}, ValueError, "k on the cache's device cpu, .*meta"),
+    "tokens of log_decay": (
+        {"log_decay": torch.zeros(2, 6, 1)},
+        ValueError,
+        r"expected log_decay of shape \(2, heads, 2\), but got \[2, 6, 1\]",
+    ),
+    "batch of log_decay": ({"log_decay": torch.zeros(1, 6, 2)}, ValueError, "expected log_decay of shape"),
+    "device of log_decay": (
+        {"log_decay": torch.zeros(2, 6, 2, device="meta")},
+        ValueError,
+        "log_decay on the cache's device cpu, .*meta",
+    ),
     "length of positions": (
         {"positions": torch.arange(3)},
         ValueError,
@@ -217,6 +261,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_stored(namespace, case):
     assert cache.length == 0
     assert cache.positions is None
     assert cache.gate_keys is None
+    assert cache.log_decay is None
 
 
 @in_both_languages
@@ -236,18 +281,19 @@ def test_dtype_must_be_floating(namespace):
 
 
 @in_both_languages
-@pytest.mark.parametrize("name", ["k", "v", "gate_key"])
+@pytest.mark.parametrize("name", ["k", "v", "gate_key", "log_decay"])
 def test_gradients_are_refused_while_they_are_recorded(namespace, name):
     cache = new_cache(namespace)
-    arguments = {"k": tokens(1), "v": tokens(1), "gate_key": tokens(1)}
+    arguments = {"k": tokens(1), "v": tokens(1), "gate_key": tokens(1), "log_decay": torch.zeros(BATCH, 6, 1)}
     arguments[name].requires_grad_()
-    k, v, gate_key = arguments.values()
+    k, v = arguments.pop("k"), arguments.pop("v")
     with pytest.raises(RuntimeError, match=f"passes no gradient on, but {name} requires one"):
-        cache.append(k, v, gate_key=gate_key)
+        cache.append(k, v, **arguments)
     assert cache.length == 0
     with torch.no_grad():
-        keys, _ = cache.append(k, v, gate_key=gate_key)
+        keys, _ = cache.append(k, v, **arguments)
     assert not keys.requires_grad
+    assert not cache.log_decay.requires_grad
 
 
 @in_both_languages
@@ -255,15 +301,16 @@ def test_inference_mode_leaves_nothing_behind(namespace):
     """Made and filled inside inference mode, used outside, and the other way round."""
     with torch.inference_mode():
         cache = new_cache(namespace)
-        k = tokens(2)
-        cache.append(k, k, gate_key=k, positions=torch.arange(2))
-        cache.append(k, k, gate_key=k, positions=torch.arange(2) + 0.5)
+        k, decays = tokens(2), torch.zeros(BATCH, 6, 2)
+        cache.append(k, k, gate_key=k, log_decay=decays, positions=torch.arange(2))
+        cache.append(k, k, gate_key=k, log_decay=decays, positions=torch.arange(2) + 0.5)
     new = tokens(1)
-    keys, _ = cache.append(new, new, gate_key=new, positions=positions(9))
+    keys, _ = cache.append(new, new, gate_key=new, log_decay=torch.zeros(BATCH, 6, 1), positions=positions(9))
     assert not keys.is_inference()
     assert not cache.positions.is_inference()
+    assert not cache.log_decay.is_inference()
     with torch.inference_mode():
-        cache.append(k, k, gate_key=k)
+        cache.append(k, k, gate_key=k, log_decay=decays)
     assert cache.length == 7
 
 

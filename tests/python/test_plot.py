@@ -28,6 +28,7 @@ SCORES = {
     "ReRoPE": lambda: nn.ReRoPE(8, 6),
     "SelfExtend": lambda: nn.SelfExtend(8, group=4, window=8),
     "CoPE": lambda: nn.CoPE(8, 6),
+    "ForgettingBias": lambda: nn.ForgettingBias(16, 4),
 }
 ROTARY = {
     "Rotary": lambda: nn.Rotary(16, scaling=posenc.scaling.Yarn(4.0, 16)),
@@ -124,6 +125,16 @@ def test_table_of_shaw_for_a_query():
         row = query[2, -1] if distance >= 0 else query[2, 0]
         expected.append(row @ table[2 + max(-2, min(2, -distance))] / 2.0)
     assert_line(axes, "head 2", range(-4, 5), torch.stack(expected))
+
+
+@pytest.mark.parametrize("kind", ["fox", "cable"])
+def test_what_tokens_forget(kind):
+    encoding, x = nn.ForgettingBias(6, 2, kind=kind), torch.randn(5, 6)
+    axes = plot.bias(encoding, 5, x=x)
+    decays = encoding(x[None])[0].detach()
+    for head in (0, 1):
+        sums = [decays[head, 5 - distance :].sum() for distance in range(5)]
+        assert_line(axes, f"head {head}", range(5), torch.stack(sums))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -241,6 +252,12 @@ REFUSED = {
     "query": (lambda: plot.bias(nn.ALiBi(2), 4, query=torch.ones(2, 4, 8)), ValueError, "no query for ALiBi"),
     "key": (lambda: plot.bias(nn.ShawRelative(8, 2), 4, key=torch.ones(1, 4, 8)), ValueError, "no key for Shaw"),
     "gate_key": (lambda: plot.bias(nn.CoPE(8, 2), 4, gate_key=torch.ones(1, 4, 8)), ValueError, "no gate_key for CoPE"),
+    "x": (lambda: plot.bias(nn.CoPE(8, 2), 4, x=torch.ones(4, 8)), ValueError, "no x for CoPE"),
+    "shape of x": (
+        lambda: plot.bias(nn.ForgettingBias(8, 2), 4, x=torch.ones(4, 6)),
+        ValueError,
+        r"expected x of shape \[4, 8\], but got \[4, 6\]",
+    ),
     "ahead": (lambda: plot.bias(nn.CoPE(8, 2), 4, ahead=True), ValueError, "no ahead=True for CoPE"),
     "heads": (lambda: plot.bias(nn.ReRoPE(8, 2), 4, heads=[0]), ValueError, "no heads for ReRoPE"),
     "shape": (

@@ -7,6 +7,7 @@
 #include <posenc/nn/cape.h>
 #include <posenc/nn/cope.h>
 #include <posenc/nn/fire.h>
+#include <posenc/nn/forgetting_bias.h>
 #include <posenc/nn/kerple.h>
 #include <posenc/nn/kv_cache.h>
 #include <posenc/nn/learned_absolute.h>

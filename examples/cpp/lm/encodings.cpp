@@ -73,6 +73,7 @@ std::vector<Encoding> make_encodings() {
   const auto rotary_cope = [](const O& o) {
     return std::make_shared<AttendImpl>(Rotary(head_dim(o)).ptr(), CoPE(head_dim(o), 64).ptr());
   };
+  const auto fox = [](const O& o) { return with_score(ForgettingBias(o.width, o.heads).ptr()); };
   return {
       {.name = "rotary", .title = "RoPE", .attention = rotary, .rescalable = true},
       {.name = "nope", .title = "NoPE", .attention = plain},
@@ -94,6 +95,7 @@ std::vector<Encoding> make_encodings() {
       {.name = "self-extend", .title = "Self-Extend", .attention = self_extend},
       {.name = "cope", .title = "CoPE", .attention = cope},
       {.name = "rotary-cope", .title = "RoPE, CoPE", .attention = rotary_cope},
+      {.name = "fox", .title = "FoX", .attention = fox},
   };
 }
 
@@ -115,7 +117,7 @@ void AttendImpl::rescale(const posenc::scaling::Scaling& scaling) {
   }
 }
 
-at::Tensor AttendImpl::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor AttendImpl::forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& x) {
   at::Tensor turned_q = q, turned_k = k;
   if (rotary_) {
     RotaryForwardOptions call;
@@ -129,7 +131,14 @@ at::Tensor AttendImpl::forward(const at::Tensor& q, const at::Tensor& k, const a
                                             /*is_causal=*/true);
   }
   auto& score = dynamic_cast<ScoreEncoding&>(*score_);
-  return score.attend(turned_q, turned_k, v, score.always_causal() ? AttendOptions() : AttendOptions().is_causal(true));
+  AttendOptions call;
+  if (!score.always_causal()) {
+    call.is_causal(true);
+  }
+  if (score.needs_log_decay()) {
+    call.log_decay(score.log_decay(x));
+  }
+  return score.attend(turned_q, turned_k, v, call);
 }
 
 const std::vector<Encoding>& encodings() {

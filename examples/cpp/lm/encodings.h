@@ -27,8 +27,8 @@ class AttendImpl : public torch::nn::Module {
 
   /// Uses another context extension of RoPE, where there is one, from now on; no weight depends on it.
   void rescale(const posenc::scaling::Scaling& scaling);
-  /// q, k, v and the result are (B, H, T, D).
-  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+  /// q, k, v and the result are (B, H, T, D), x (B, T, width) is the input of the layer.
+  at::Tensor forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& x);
 
  private:
   ModulePointer rotary_, score_;

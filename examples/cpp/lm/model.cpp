@@ -29,7 +29,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x) {
     return part.unflatten(-1, {heads_, -1}).transpose(1, 2);  // (B, T, width) -> (B, H, T, D)
   };
   const auto parts = qkv(x).chunk(3, /*dim=*/-1);
-  const auto attended = attend->forward(split_heads(parts[0]), split_heads(parts[1]), split_heads(parts[2]));
+  const auto attended = attend->forward(split_heads(parts[0]), split_heads(parts[1]), split_heads(parts[2]), x);
   return out(attended.transpose(1, 2).flatten(2));
 }
 

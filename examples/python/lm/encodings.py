@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,13 +53,16 @@ class Attend(nn.Module):
         if isinstance(self.rotary, encodings.Rotary):
             self.rotary = encodings.Rotary(self.rotary.head_dim, scaling=scaling)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attends; q, k, v and the result are (B, H, T, D)."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        """Attends; q, k, v and the result are (B, H, T, D), x (B, T, width) is the input of the layer."""
         if self.rotary is not None:
             q, k = self.rotary(q, k, self.positions(q.shape[2]))
         if self.score is None:
             return scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.score.attend(q, k, v, **({} if self.score.always_causal else {"is_causal": True}))
+        call: dict[str, Any] = {} if self.score.always_causal else {"is_causal": True}
+        if self.score.needs_log_decay:
+            call["log_decay"] = self.score(x)
+        return self.score.attend(q, k, v, **call)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ ENCODINGS: dict[str, Encoding] = {
     "rotary-cope": Encoding(
         "RoPE, CoPE", lambda s: Attend(encodings.Rotary(s.head_dim), encodings.CoPE(s.head_dim, 64))
     ),
+    "fox": Encoding("FoX", lambda s: Attend(score=encodings.ForgettingBias(s.width, s.heads))),
 }
 """Name -> encoding. Beyond half the trained length ReRoPE's distances stand still, and leaky ReRoPE's and Self-Extend's
 grow a sixteenth as fast, in training too."""

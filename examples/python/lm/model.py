@@ -39,7 +39,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, T, width) to the same shape."""
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+        return self.out(self.attend(q, k, v, x=x).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):

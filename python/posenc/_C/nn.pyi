@@ -115,12 +115,20 @@ class KVCache:
         device: device | str = "cpu",
     ) -> None: ...
     def append(
-        self, k: Tensor, v: Tensor, *, gate_key: Tensor | None = None, positions: Tensor | None = None
+        self,
+        k: Tensor,
+        v: Tensor,
+        *,
+        gate_key: Tensor | None = None,
+        positions: Tensor | None = None,
+        log_decay: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
     @property
     def length(self) -> int: ...
     @property
     def gate_keys(self) -> Tensor | None: ...
+    @property
+    def log_decay(self) -> Tensor | None: ...
     @property
     def positions(self) -> Tensor | None: ...
     def reset(self) -> None: ...
@@ -270,6 +278,38 @@ class CoPE:
 def check_cope(
     head_dim: int, max_positions: int, num_heads: int | None, gate: str, gate_bias: float | None
 ) -> None: ...
+
+class ForgettingBias:
+    def __init__(self, embed_dim: int, num_heads: int, *, kind: str = "fox") -> None: ...
+    def forward(self, x: Tensor) -> Tensor: ...
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        log_decay: Tensor | None,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+        dropout_p: float = 0.0,
+        return_lse: bool = False,
+    ) -> Any: ...
+    def logits(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        log_decay: Tensor | None,
+        scale: float | None = None,
+        key_mask: Tensor | None = None,
+        window: int | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> Tensor: ...
+    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
+
+def check_forgetting_bias(embed_dim: int, num_heads: int, kind: str) -> None: ...
 
 class _AdditiveModule(_PositionedScoreModule):
     def bias(self, q_len: int, k_len: int | None = None) -> Tensor: ...

@@ -11,6 +11,7 @@ from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cape import CAPE
 from posenc.nn.cope import CoPE
 from posenc.nn.fire import FIRE
+from posenc.nn.forgetting_bias import ForgettingBias
 from posenc.nn.kerple import Kerple
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.learned_absolute import LearnedAbsolute
@@ -42,6 +43,7 @@ __all__ = [
     "Sinusoidal",
     "XPos",
     "CoPE",
+    "ForgettingBias",
     "ReRoPE",
     "SelfExtend",
     "ShawRelative",

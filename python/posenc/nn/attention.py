@@ -21,9 +21,11 @@ class Attention(Encoding):
     causal mask alone tells order.
 
     Positions say where tokens are: for absolute and rotary encodings, for distances in scores, and for causality, by
-    which a query sees keys at positions up to its own. Encodings that count for themselves (CoPE) are causal by index
-    instead, and so is a block whose positions have several axes; those go to rotary encodings alone, and absolute ones
-    then count by index. Positions that restart within a row need ``segment_ids``.
+    which a query sees keys at positions up to its own. Encodings that count for themselves (CoPE, ForgettingBias) are
+    causal by index instead, and so is a block whose positions have several axes; those go to rotary encodings alone, and
+    absolute ones then count by index. Positions that restart within a row need ``segment_ids``.
+
+    A score encoding that needs decays of tokens (ForgettingBias) makes them of ``x``, absolute encodings included.
 
     Args:
         embed_dim: Width of ``x``.
@@ -162,6 +164,8 @@ class Attention(Encoding):
         k = self._heads(self.k_proj(x), self.num_kv_heads)
         v = self._heads(self.v_proj(x), self.num_kv_heads)
         gate_key = None if self.gate_proj is None else self._heads(self.gate_proj(x), self.num_kv_heads)
+        score = self._score()
+        log_decay = score(x) if score is not None and score.needs_log_decay else None
         offset = start if positions is None else 0
         for encoding in self._members(RotaryEncoding):
             if gate_key is not None:
@@ -170,13 +174,13 @@ class Attention(Encoding):
 
         masks = {"key_mask": key_mask, "segment_ids": segment_ids}
         if cache is None:
-            return self._output(self._attend(q, k, v, gate_key, places, places, masks))
+            return self._output(self._attend(q, k, v, gate_key, log_decay, places, places, masks))
         before = cache._state()
-        k, v = cache.append(k, v, gate_key=gate_key, positions=places)
+        k, v = cache.append(k, v, gate_key=gate_key, log_decay=log_decay, positions=places)
         try:
             known = cache.positions
             new = None if known is None else known[:, start:]
-            return self._output(self._attend(q, k, v, cache.gate_keys, new, known, masks))
+            return self._output(self._attend(q, k, v, cache.gate_keys, cache.log_decay, new, known, masks))
         except Exception:
             cache._restore(before)
             raise
@@ -191,13 +195,14 @@ class Attention(Encoding):
         k: Tensor,
         v: Tensor,
         gate_key: Tensor | None,
+        log_decay: Tensor | None,
         q_positions: Tensor | None,
         k_positions: Tensor | None,
         masks: dict[str, Tensor | None],
     ) -> Tensor:
         call: dict[str, Any] = {"window": self.window, "dropout_p": self.dropout if self.training else 0.0, **masks}
         places: dict[str, Any] = {"q_positions": q_positions, "k_positions": k_positions}
-        score = next(iter(self._members(ScoreEncoding)), None)
+        score = self._score()
         if score is None:
             return ops.attention(q, k, v, is_causal=self.is_causal, **places, **call)
         if not score.always_causal:
@@ -206,7 +211,13 @@ class Attention(Encoding):
             call.update(places)
         if score.needs_gate_key:
             call["gate_key"] = gate_key
+        if score.needs_log_decay:
+            call["log_decay"] = log_decay
         return score.attend(q, k, v, **call)
+
+    def _score(self) -> Any:
+        """The score encoding, or None."""
+        return next(iter(self._members(ScoreEncoding)), None)
 
     def _members(self, family: type) -> list[Any]:
         return [encoding for encoding in self.encodings if isinstance(encoding, family)]
@@ -217,7 +228,7 @@ class Attention(Encoding):
 
     def _check_sizes(self, encoding: Encoding) -> None:
         """Raises where an encoding was made for embeddings or heads of another size."""
-        sizes = {"head_dim": self.head_dim, "num_heads": self.num_heads}
+        sizes = {"embed_dim": self.embed_dim, "head_dim": self.head_dim, "num_heads": self.num_heads}
         for name, expected in ({"dim": self.embed_dim} if isinstance(encoding, AbsoluteEncoding) else sizes).items():
             actual = getattr(encoding, name, None)
             if actual not in (None, expected):

@@ -1,6 +1,8 @@
 import torch
 from torch import Tensor
 
+_State = tuple[int, Tensor | None, Tensor | None, Tensor | None]
+
 
 class KVCache:
     """Keys and values of the tokens that one attention layer has seen, for decoding.
@@ -60,6 +62,7 @@ class KVCache:
         self._keys = _allocate(shape, dtype, device)
         self._values = _allocate(shape, dtype, device)
         self._gate_keys: Tensor | None = None
+        self._log_decay: Tensor | None = None
         self._positions: Tensor | None = None
 
     @property
@@ -83,6 +86,11 @@ class KVCache:
         return None if self._gate_keys is None else self._gate_keys[:, :, : self._length]
 
     @property
+    def log_decay(self) -> Tensor | None:
+        """View (B, H, length), where tokens came with decays: float32, float64 in a float64 cache. Else None."""
+        return None if self._log_decay is None else self._log_decay[:, :, : self._length]
+
+    @property
     def positions(self) -> Tensor | None:
         """View (B, length), or None where no token came with a position.
 
@@ -91,7 +99,13 @@ class KVCache:
         return None if self._positions is None else self._positions[:, : self._length]
 
     def append(
-        self, k: Tensor, v: Tensor, *, gate_key: Tensor | None = None, positions: Tensor | None = None
+        self,
+        k: Tensor,
+        v: Tensor,
+        *,
+        gate_key: Tensor | None = None,
+        log_decay: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Stores new tokens and returns the keys and values of all so far, views (B, G, length, D).
 
@@ -99,6 +113,8 @@ class KVCache:
             k: (B, G, T, D), of the cache's dtype and on its device.
             v: The same.
             gate_key: The same (gate keys of CoPE); with every token or with none.
+            log_decay: (B, H, T), float32 (float64 in a float64 cache): decays of ForgettingBias, with every token or with
+                none.
             positions: (T) or (B, T), integer or floating; tokens without count by their place in the cache.
 
         Raises:
@@ -111,13 +127,12 @@ class KVCache:
         tokens = k.shape[2]
         self._check(k, "k", tokens)
         self._check(v, "v", tokens)
-        if self._length > 0 and (gate_key is None) != (self._gate_keys is None):
-            came = "without" if self._gate_keys is None else "with"
-            raise ValueError(
-                f"KVCache: expected gate_key with every token or with none, but the cached ones came {came}"
-            )
+        self._check_complete("gate_key", gate_key, self._gate_keys)
         if gate_key is not None:
             self._check(gate_key, "gate_key", tokens)
+        self._check_complete("log_decay", log_decay, self._log_decay)
+        if log_decay is not None:
+            self._check_log_decay(log_decay, tokens)
         if positions is not None:
             self._check_positions(positions, tokens)
         start, end = self._length, self._length + tokens
@@ -132,6 +147,11 @@ class KVCache:
             if self._gate_keys is None:
                 self._gate_keys = _allocate(self._keys.shape, self.dtype, self.device)
             self._gate_keys[:, :, start:end].copy_(gate_key)
+        if log_decay is not None:
+            if self._log_decay is None:
+                shape = (self.batch_size, log_decay.shape[1], self.max_length)
+                self._log_decay = _allocate(shape, log_decay.dtype, self.device)
+            self._log_decay[:, :, start:end].copy_(log_decay)
         self._store_positions(positions, start, end)
         self._length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
@@ -153,14 +173,14 @@ class KVCache:
             raise ValueError(f"KVCache: expected to crop to a length from 0 to {self._length}, but got {length}")
         self._length = length
         if length == 0:
-            self._gate_keys = self._positions = None
+            self._gate_keys = self._log_decay = self._positions = None
 
-    def _state(self) -> tuple[int, Tensor | None, Tensor | None]:
+    def _state(self) -> _State:
         """What :meth:`_restore` goes back to. Later tokens change none of it: they are written behind the stored ones."""
-        return self._length, self._gate_keys, self._positions
+        return self._length, self._gate_keys, self._log_decay, self._positions
 
-    def _restore(self, state: tuple[int, Tensor | None, Tensor | None]) -> None:
-        self._length, self._gate_keys, self._positions = state
+    def _restore(self, state: _State) -> None:
+        self._length, self._gate_keys, self._log_decay, self._positions = state
 
     def __repr__(self) -> str:
         return (
@@ -174,6 +194,27 @@ class KVCache:
             raise ValueError(f"KVCache: expected {name} of shape {list(shape)}, but got {list(x.shape)}")
         if x.dtype != self.dtype:
             raise TypeError(f"KVCache: expected {name} of the cache's dtype {self.dtype}, but got {x.dtype}")
+        self._check_place(x, name)
+
+    def _check_log_decay(self, x: Tensor, tokens: int) -> None:
+        heads = "heads" if self._log_decay is None else self._log_decay.shape[1]
+        fits = x.dim() == 3 and x.shape[0] == self.batch_size and x.shape[2] == tokens
+        if not fits or (self._log_decay is not None and x.shape[1] != heads):
+            raise ValueError(
+                f"KVCache: expected log_decay of shape ({self.batch_size}, {heads}, {tokens}), but got {list(x.shape)}"
+            )
+        # They are summed over all tokens.
+        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        if x.dtype != dtype:
+            raise TypeError(f"KVCache: expected log_decay to be {dtype} in a cache of {self.dtype}, but got {x.dtype}")
+        self._check_place(x, "log_decay")
+
+    def _check_complete(self, name: str, given: Tensor | None, stored: Tensor | None) -> None:
+        if self._length > 0 and (given is None) != (stored is None):
+            came = "without" if stored is None else "with"
+            raise ValueError(f"KVCache: expected {name} with every token or with none, but the cached ones came {came}")
+
+    def _check_place(self, x: Tensor, name: str) -> None:
         if x.device != self.device:
             raise ValueError(f"KVCache: expected {name} on the cache's device {self.device}, but got {x.device}")
         if torch.is_grad_enabled() and x.requires_grad:

@@ -12,7 +12,9 @@ class ScoreEncoding(Encoding):
         always_causal: The encoding is causal by definition.
         takes_positions: False where the encoding counts positions itself, from what it sees.
         needs_gate_key: A call needs gate keys beside the keys.
+        needs_log_decay: A call needs ``log_decay``, which the module makes of the layer's input when it is called.
         rotates: The encoding rotates queries and keys itself, and takes them unrotated.
+        embed_dim: Width of the layer's input that it was made for; None or not there: any.
         head_dim: D, the width of a head that it was made for; None or not there: any.
         num_heads: H, the query heads that it was made for; None or not there: any number.
     """
@@ -20,7 +22,9 @@ class ScoreEncoding(Encoding):
     always_causal = False
     takes_positions = True
     needs_gate_key = False
+    needs_log_decay = False
     rotates = False
+    embed_dim: int | None
     head_dim: int | None
     num_heads: int | None
 

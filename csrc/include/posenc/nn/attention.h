@@ -71,12 +71,13 @@ struct AttentionForwardOptions {
 ///     y = o_proj(softmax(scores of the score encoding, else q . k / sqrt(D)) v)
 ///
 /// Positions say where tokens are, for absolute and rotary encodings, for distances in scores and for causality: a
-/// query sees keys at positions up to its own. Encodings that count for themselves (CoPE) are causal by index instead,
-/// and so is a block whose positions have several axes; those go to rotary encodings alone, absolute ones then count by
-/// index. Positions that restart within a row need segment_ids.
+/// query sees keys at positions up to its own. Encodings that count for themselves (CoPE, ForgettingBias) are causal by
+/// index instead, and so is a block whose positions have several axes; those go to rotary encodings alone, absolute
+/// ones then count by index. Positions that restart within a row need segment_ids.
 ///
 /// A score encoding that makes gates from keys of their own (CoPE with gates by key) adds gate_proj, whose keys rotary
-/// encodings turn as they do the others.
+/// encodings turn as they do the others. One that needs decays of tokens (ForgettingBias) makes them of x, absolute
+/// encodings included.
 ///
 /// Raises c10::ValueError for options that do not fit together: a second score encoding, a score encoding that rotates
 /// queries and keys itself beside a rotary one, is_causal(false) beside one that is causal by definition, an encoding

@@ -58,6 +58,8 @@ struct AttendOptions {
   TORCH_ARG(double, dropout_p) = 0.0;
   /// Keys of CoPE's gates, (B, G, Tk, D).
   TORCH_ARG(std::optional<at::Tensor>, gate_key) = std::nullopt;
+  /// Decays of ForgettingBias, (B, H, Tk).
+  TORCH_ARG(std::optional<at::Tensor>, log_decay) = std::nullopt;
 };
 
 /// An encoding that acts on attention scores.
@@ -84,8 +86,15 @@ class POSENC_API ScoreEncoding {
   virtual bool takes_positions() const { return true; }
   /// True where a call needs gate keys beside the keys.
   virtual bool needs_gate_key() const { return false; }
+  /// True where a call needs log_decay() of the layer's input.
+  virtual bool needs_log_decay() const { return false; }
+  /// The layer's input x (B, T, embed_dim) -> what its tokens add to scores, (B, H, T), float32 (float64 for float64).
+  /// Undefined unless needs_log_decay().
+  virtual at::Tensor log_decay(const at::Tensor& /*x*/) { return {}; }
   /// True where the encoding rotates queries and keys itself, and takes them unrotated.
   virtual bool rotates() const { return false; }
+  /// The width of the layer's input that it was made for; absent: any.
+  virtual std::optional<int64_t> embed_dim() const { return std::nullopt; }
   /// D, the width of a head that it was made for; absent: any.
   virtual std::optional<int64_t> head_dim() const { return std::nullopt; }
   /// H, the query heads that it was made for; absent: any number.

@@ -47,19 +47,23 @@ class POSENC_API KVCache {
 
   /// Stores new tokens and returns the keys and values of all so far, views (B, G, length(), D).
   ///
-  /// k, v and gate_key (B, G, T, D), of the cache's dtype and on its device; gate keys (of CoPE) come with every token
-  /// or with none. positions (T) or (B, T), integer or floating; tokens without count by their place in the cache.
+  /// k, v and gate_key (B, G, T, D), of the cache's dtype and on its device; log_decay (B, H, T), float32 (float64 in a
+  /// float64 cache). Gate keys (of CoPE) and decays (of ForgettingBias) come with every token or with none. positions
+  /// (T) or (B, T), integer or floating; tokens without count by their place in the cache.
   ///
   /// Raises, before anything is stored: c10::ValueError for shapes, devices and more tokens than fit, c10::TypeError
   /// for dtypes, c10::Error where a tensor requires a gradient while gradients are recorded.
   std::tuple<at::Tensor, at::Tensor> append(const at::Tensor& k, const at::Tensor& v,
                                             const std::optional<at::Tensor>& gate_key = std::nullopt,
-                                            const std::optional<at::Tensor>& positions = std::nullopt);
+                                            const std::optional<at::Tensor>& positions = std::nullopt,
+                                            const std::optional<at::Tensor>& log_decay = std::nullopt);
 
   /// Tokens stored.
   int64_t length() const { return length_; }
   /// View (B, G, length(), D), where tokens came with gate keys.
   std::optional<at::Tensor> gate_keys() const;
+  /// View (B, H, length()), where tokens came with decays: float32, float64 in a float64 cache.
+  std::optional<at::Tensor> log_decay() const;
   /// View (B, length()), absent where no token came with a position. Integer; float32 where all came as float32 or
   /// narrower; else float64, which holds whole numbers to 2^53 exactly.
   std::optional<at::Tensor> positions() const;
@@ -77,19 +81,23 @@ class POSENC_API KVCache {
   /// What restore() goes back to. Later tokens change none of it: they are written behind the stored ones.
   struct State {
     int64_t length;
-    at::Tensor gate_keys, positions;
+    at::Tensor gate_keys, log_decay, positions;
   };
-  State state() const { return {length_, gate_keys_, positions_}; }
+  State state() const { return {length_, gate_keys_, log_decay_, positions_}; }
   void restore(State state);
 
   void check(const at::Tensor& x, const char* name, int64_t tokens) const;
+  void check_log_decay(const at::Tensor& x, int64_t tokens) const;
+  void check_place(const at::Tensor& x, const char* name) const;
+  void check_complete(const char* name, bool given, bool stored) const;
   void check_positions(const at::Tensor& positions, int64_t tokens) const;
   void store_positions(const std::optional<at::Tensor>& positions, int64_t tokens);
 
   KVCacheOptions options_;
   int64_t length_ = 0;
-  /// (B, G, max_length, D); gate_keys_ and positions_ (B, max_length) undefined until given.
-  at::Tensor keys_, values_, gate_keys_, positions_;
+  /// (B, G, max_length, D); gate_keys_, log_decay_ (B, H, max_length) and positions_ (B, max_length) undefined until
+  /// given.
+  at::Tensor keys_, values_, gate_keys_, log_decay_, positions_;
 };
 
 }  // namespace posenc::nn

@@ -1,0 +1,81 @@
+#include <posenc/nn/forgetting_bias.h>
+
+#include "attention/ops.h"
+#include "forgetting/ops.h"
+#include "nn/score_call.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+
+namespace posenc::nn {
+namespace {
+
+/// The op's options for a call.
+AttentionFuncOptions forgetting_options(const ForgettingBiasImpl& self, const at::Tensor& query, const at::Tensor& key,
+                                        const AttendOptions& call) {
+  check_no_gate_key("ForgettingBias", call);
+  TORCH_CHECK_VALUE(call.is_causal().value_or(true),
+                    "ForgettingBias: expected is_causal not to be false: decays add up from a query back to a key");
+  TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(),
+                    "ForgettingBias: expected no q_positions or k_positions: decays add up by index");
+  return AttentionFuncOptions()
+      .is_causal(true)
+      .scale(call.scale())
+      .key_mask(call.key_mask())
+      .window(call.window())
+      .segment_ids(call.segment_ids())
+      .log_decay(forgetting_ops::decay_terms(call.log_decay(), query, key, self.options.num_heads(), call.key_mask()))
+      .dropout_p(call.dropout_p());
+}
+
+}  // namespace
+
+void check(const ForgettingBiasOptions& o) {
+  TORCH_CHECK_VALUE(o.embed_dim() >= 1, "ForgettingBias: expected embed_dim to be at least 1, but got ", o.embed_dim());
+  TORCH_CHECK_VALUE(o.num_heads() >= 1, "ForgettingBias: expected num_heads to be at least 1, but got ", o.num_heads());
+}
+
+ForgettingBiasImpl::ForgettingBiasImpl(ForgettingBiasOptions options) : options(std::move(options)) { reset(); }
+
+void ForgettingBiasImpl::reset() {
+  check(options);
+  const at::TensorOptions kind(c10::get_default_dtype_as_scalartype());
+  weight = register_parameter("weight", at::empty({options.num_heads(), options.embed_dim()}, kind));
+  if (options.kind() == ForgettingKind::kFoX) {
+    bias = register_parameter("bias", at::empty({options.num_heads()}, kind));
+  }
+  reset_parameters();
+}
+
+void ForgettingBiasImpl::reset_parameters() {
+  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0));
+  if (bias.defined()) {
+    torch::nn::init::zeros_(bias);
+  }
+}
+
+void ForgettingBiasImpl::pretty_print(std::ostream& stream) const {
+  stream << "posenc::nn::ForgettingBias(embed_dim=" << options.embed_dim() << ", num_heads=" << options.num_heads()
+         << ", kind=" << (options.kind() == ForgettingKind::kFoX ? "fox" : "cable") << ")";
+}
+
+at::Tensor ForgettingBiasImpl::forward(const at::Tensor& x) {
+  return forgetting_ops::log_decay(x, weight, bias.defined() ? std::make_optional(bias) : std::nullopt,
+                                   options.kind() == ForgettingKind::kCABLE);
+}
+
+std::tuple<at::Tensor, at::Tensor> ForgettingBiasImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                                       const at::Tensor& value,
+                                                                       const AttendOptions& call) {
+  return posenc::attention_with_lse(query, key, value, forgetting_options(*this, query, key, call));
+}
+
+at::Tensor ForgettingBiasImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
+  check_no_dropout("ForgettingBias", call);
+  return attention_ops::attention_logits(query, key, forgetting_options(*this, query, key, call));
+}
+
+}  // namespace posenc::nn
