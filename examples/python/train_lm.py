@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 import posenc
+from lm.counting import counts, draw_counting
 from lm.data import Corpus, DataError, check_size, load_corpus, validation_segments
 from lm.encodings import ENCODINGS, EncodingError
 from lm.evaluate import Score, evaluate
@@ -91,6 +92,8 @@ def run(options: Options, console: Console, interrupt: Interrupt) -> None:
     write_json(options.out / "results.json", facts, trained, scores)
     if scores:
         plot(scores, context, options.out / "results.png")
+    for model in filter(counts, models):
+        draw_counting(model, segments[0], options.out / f"counted-{model.options.encoding}.png")
     kept = "numbers, plot and weights are" if scores else "numbers and weights are"
     console.print(f"{kept} in {options.out}", highlight=False, soft_wrap=True)
 

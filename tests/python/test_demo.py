@@ -153,6 +153,16 @@ def test_every_encoding_trains(language, trained):
     assert all((folder / f"weights-{name}.pt").exists() for name in ENCODINGS)
 
 
+def test_python_draws_what_heads_with_contextual_positions_count(trained):
+    for name in ("cope", "rotary-cope"):
+        picture = (trained["python"] / f"counted-{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+    assert {path.name for path in trained["python"].glob("counted-*")} == {
+        "counted-cope.png",
+        "counted-rotary-cope.png",
+    }
+
+
 @in_both_languages
 def test_lengths_beyond_a_table_are_reported_as_not_defined(programs, language, tmp_path):
     arguments = ("--steps", 1, "--encodings", "learned,sinusoidal", "--out", tmp_path)
