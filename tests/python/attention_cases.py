@@ -98,6 +98,7 @@ COPE_RULES = {
 }
 
 SLOPES, TABLE, BIAS = {"alibi_slopes": (HEADS,)}, {"distance_bias": (HEADS, 5)}, {"bias": (BATCH, HEADS, 5, 7)}
+DECAY = {"log_decay": (BATCH, HEADS, 7)}
 DOT_TABLES = {
     "dot": {},
     "slopes": SLOPES,
@@ -133,6 +134,11 @@ def _table(op, tables, rules, extra=None):
 
 CASES = [
     *_table("attention", DOT_TABLES, SHARED_RULES),
+    AttentionCase("decay", "attention", DECAY, {"is_causal": True}),
+    AttentionCase("decay_of_all_rows", "attention", {"log_decay": (1, HEADS, 7)}, {"is_causal": True, "window": 4}),
+    AttentionCase("decay_masked", "attention", SLOPES | DECAY, {"is_causal": True, "key_mask": MASK}),
+    AttentionCase("decay_segments", "attention", BIAS | DECAY, {"is_causal": True, "segment_ids": SEGMENTS}),
+    AttentionCase("decay_one_query", "attention", DECAY, {"is_causal": True}, queries=1),
     *_table("relative_attention", RELATIVE_TABLES, SHARED_RULES),
     *_table("cope_attention", COPE_TABLES, COPE_RULES),
     AttentionCase("scaled_positions", "cope_attention", COPE_TABLES["shared"], {"scale_position_logits": True}),

@@ -71,7 +71,17 @@ def _scale(query, scale):
 
 
 def attention(
-    query, key, value, *, scale=None, alibi_slopes=None, distance_bias=None, bias=None, hidden_below=None, **rules
+    query,
+    key,
+    value,
+    *,
+    scale=None,
+    alibi_slopes=None,
+    distance_bias=None,
+    bias=None,
+    log_decay=None,
+    hidden_below=None,
+    **rules,
 ):
     """softmax(scale q.k + biases) v; entries of bias of at most `hidden_below`, and -infinity, hide a key."""
     share, factor = query.shape[1] // key.shape[1], _scale(query, scale)
@@ -86,6 +96,9 @@ def attention(
         if distance_bias is not None:
             radius = (distance_bias.shape[1] - 1) // 2
             s = s + distance_bias[h, [radius + max(-radius, min(radius, d)) for d in distances]]
+        if log_decay is not None:
+            decays, own = log_decay[b % log_decay.shape[0], h], key.shape[2] - query.shape[2] + i
+            s = s + torch.stack([decays[j + 1 : own + 1].sum() for j in seen])
         return s if full is None else s + full[b, h, i, seen]
 
     hides = None if full is None else lambda b, h, i, j: full[b, h, i, j].item() <= lowest

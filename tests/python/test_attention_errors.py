@@ -65,6 +65,17 @@ BY_OP = {
     "attention": [
         ({"alibi_slopes": r(3)}, ValueError, "expected alibi_slopes of shape (4) or (2, 4), but got [3]"),
         ({"alibi_slopes": torch.ones(4).long()}, TypeError, "expected alibi_slopes to be float32"),
+        (
+            {"log_decay": r(4, 5), "is_causal": True},
+            ValueError,
+            "expected log_decay of shape (2, 4, 5), but got [4, 5]",
+        ),
+        ({"log_decay": r(2, 4, 5)}, ValueError, "expected is_causal=True beside log_decay"),
+        (
+            {"log_decay": r(2, 4, 5), "is_causal": True, "q_positions": torch.arange(5)},
+            ValueError,
+            "expected neither q_positions nor k_positions beside log_decay",
+        ),
         ({"distance_bias": r(4, 4)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [4, 4]"),
         ({"distance_bias": r(2, 5)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [2, 5]"),
         ({"bias": r(5, 4)}, ValueError, "expected bias to be broadcastable to (2, 4, 5, 5), but got [5, 4]"),

@@ -179,7 +179,8 @@ def test_large_scores_stay_exact(op, dtype):
     assert out.isfinite().all() and expected_lse.abs().max() > 1e4
     bound = 1e4 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=bound * v.abs().max().item())
-    torch.testing.assert_close(lse.double(), expected_lse, rtol=4 * torch.finfo(dtype).eps, atol=0)
+    # lse is what is left of scores up to 4e4.
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=4 * bound)
 
 
 def test_a_window_of_one_sees_the_token_itself():

@@ -100,6 +100,13 @@ def test_wrong_outputs_and_gradients_are_not_timed(identity_case):
         measure(identity_case(right, None), effort)
 
 
+def test_samples_are_as_many_as_the_results_say(modules):
+    from measure import Effort
+
+    effort = Effort()
+    assert (effort.rounds, effort.long_rounds, effort.long_seconds) == (7, 3, 0.3)
+
+
 def test_long_calls_get_fewer_rounds_and_no_second_warm_up(modules):
     from measure import Effort, interleave
 
@@ -114,9 +121,9 @@ def test_long_calls_get_fewer_rounds_and_no_second_warm_up(modules):
         assert timing.median == pytest.approx(seconds)
         return timing.samples, calls[0]
 
-    effort = Effort(rounds=7, long_rounds=5, long_seconds=0.0, seconds=0.0)
-    assert samples(1.0, effort) == (5, 1 + 5)
-    assert samples(1.0, Effort(rounds=7, long_seconds=60.0, seconds=0.0)) == (7, 1 + 7)
+    effort = Effort(rounds=7, long_rounds=3, long_seconds=0.3, seconds=0.0)
+    assert samples(1.0, effort) == (3, 1 + 3)
+    assert samples(0.2, effort) == (7, 1 + 7)
     # A sample of 2 ms has two calls, after one that is not timed.
     assert samples(1e-3, Effort(rounds=7, seconds=0.0, warmup_seconds=0)) == (7, 2 + 7 * 3)
 
@@ -166,46 +173,88 @@ def test_peak_memory_is_measured_without_inputs_outputs_and_gradients(attention)
         assert bound["target"] is None
 
 
-def test_attention_reference_is_the_formula(modules):
-    """Of heads that share keys, by loops over queries and keys: outputs, and a gradient by finite differences."""
-    import math
+@pytest.fixture(scope="module")
+def contextual_rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("benchmarks") / "numbers.json"
+    done = run("--quick", "--only", "contextual", "--filter", "^contextual tiny", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    (section,) = json.loads(path.read_text())
+    return section["rows"]
 
-    import torch
 
-    from attention_reference import Reference, biased
-    from case import Data
+def test_every_kind_of_contextual_case_runs_and_is_correct(contextual_rows):
+    sides = {}
+    for row in contextual_rows:
+        sides.setdefault(row["case"].removeprefix("contextual tiny "), set()).add((row["ours"], row["peer"]))
+        assert row["target"] is None
+    expected = {"CoPE decode npos 64 4/2 heads 40x16 forward float32": {("CoPE", "attention")}}
+    for mode in ("forward", "forward+backward"):
+        size = f"4/4 heads 40x16 {mode}"
+        for dtype in ("float32", "bfloat16"):
+            expected[f"CoPE npos 8 {size} {dtype}"] = {("CoPE", "attention"), ("CoPE", "SDPA")}
+        expected[f"CoPE selective npos 8 {size} float32"] = {("CoPE", "attention")}
+        expected[f"CoPE eager {size} float32"] = {("CoPE", "CoPE eager")}
+        expected[f"ReRoPE {size} float32"] = {("ReRoPE", "attention")}
+        expected[f"Shaw {size} float32"] = {("Shaw", "attention")}
+    assert sides == expected
 
-    heads, key_heads, queries, keys, width = 6, 3, 2, 4, 3
-    torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(1, h, t, width).double() for h, t in ((heads, queries), (key_heads, keys), (key_heads, keys))
-    )
-    table = torch.randn(heads, keys).double()
-    reference = Reference(heads, key_heads, {"distance": biased(lambda d, _, table: table[:, -d.clamp(max=0)])})
 
-    def out(h, i, v=v):
-        g, position = h // 2, keys - queries + i
-        weights = [
-            math.exp(q[0, h, i] @ k[0, g, j] / math.sqrt(width) + table[h, position - j]) for j in range(position + 1)
-        ]
-        return sum(w * v[0, g, j] for j, w in enumerate(weights)) / sum(weights)
+def test_contextual_cases_have_the_targets_of_their_length(modules):
+    import contextual
 
-    gradient = torch.randn(1, heads, queries, width).double()
-    results = reference(Data((q, k, v, table), (gradient,)), "distance")
-    assert [tuple(x.shape) for x in results] == [
-        (1, 4, queries, width),
-        (1, 4, queries, width),
-        (1, 2, keys, width),
-        (1, 2, keys, width),
-        (4, keys),
+    targets = {}
+    for case in contextual.cases():
+        if not case.smoke:
+            name = case.name.removeprefix("contextual ")
+            targets |= {(name, c.peer): c.target for c in case.comparisons}
+    assert targets["CoPE npos 64 512x64 forward float32", "attention"] == 1.65
+    assert targets["CoPE npos 64 2048x128 forward+backward float32", "attention"] == 1.5
+    assert targets["CoPE npos 256 4096x64 forward+backward float32", "attention"] == 1.8
+    assert targets["CoPE npos 64 2048x64 forward bfloat16", "attention"] is None
+    assert targets["CoPE selective npos 1024 2048x64 forward float32", "attention"] is None
+    assert targets["CoPE eager 2048x64 forward float32", "CoPE compiled"] == 0.25
+    assert targets["ReRoPE 4096x64 forward float32", "attention"] == 1.3
+    assert targets["Shaw 1024x64 forward+backward float32", "attention"] == 1.8
+    assert all(target is None for (_, peer), target in targets.items() if peer == "SDPA")
+
+
+def test_curves_are_measured_over_a_few_lengths_at_once():
+    done = run("--curves", "--quick")
+    assert done.returncode == 0, done.stderr
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "|" in line]
+    modes = ("forward", "forward+backward")
+    assert [row[:2] for row in cells if row[0] in modes] == [[mode, size] for mode in modes for size in ("32", "64")]
+    (peaks,) = [row for row in cells if row[0] == "256"]
+    assert len(peaks) == 3 and all(peak.endswith(" MiB") for peak in peaks[1:])
+
+
+def test_curves_go_with_nothing_that_selects():
+    done = run("--curves", "--only", "attention")
+    assert done.returncode == 2
+    assert "--curves measures cases of its own" in done.stderr
+
+
+def test_curves_are_drawn_the_same_again(modules, tmp_path):
+    import curves
+    from results import Row, Section, Timing
+
+    timing = Timing(1.0, 1.0, 7)
+    rows = [
+        Row(f"CoPE {length}x64 {mode} float32", "CoPE", peer, timing, Timing(ratio * length, 1.0, 7))
+        for mode in ("forward", "forward+backward")
+        for length in (512, 1024)
+        for peer, ratio in (("attention", 1), ("SDPA", 2), ("CoPE eager", 3), ("CoPE compiled", 4))
+        if length == 512 or "CoPE" not in peer
     ]
-    expected = torch.stack([torch.stack([out(h, i) for i in range(queries)]) for h in (0, 1, 4, 5)])
-    torch.testing.assert_close(results[0][0], expected)
-
-    moved = v.clone()
-    moved[0, 2, 1, 0] += 1.0  # outputs are linear in values
-    change = sum(gradient[0, h, i] @ (out(h, i, moved) - out(h, i)) for h in (4, 5) for i in range(queries))
-    torch.testing.assert_close(results[3][0, 1, 1, 0], change)
+    drawn = curves.Curves(Section("Title", {}, rows), {"CoPE": {1024: 1.0, 2048: 2.0}, "CoPE eager": {1024: 9.0}})
+    assert "| forward          |   1024 | 1000.00 ms |       0.001 |  0.000 |              |                 |" in (
+        curves.render(drawn)
+    )
+    pictures = []
+    for name in ("first.svg", "second.svg"):
+        curves.draw(drawn, tmp_path / name)
+        pictures.append((tmp_path / name).read_text())
+    assert pictures[0] == pictures[1] and pictures[0].rstrip().endswith("</svg>")
 
 
 def test_a_family_is_measured_alone():
@@ -250,20 +299,25 @@ def test_selections_of_repeated_cases_match_names(modules):
     import re
 
     import attention
+    import contextual
     import rotary
     from setups import SELECTIONS
 
-    for family, cases in (("attention", attention.cases()), ("rotary", rotary.cases())):
-        names = [case.name for case in cases if not case.smoke]
+    for module in (rotary, attention, contextual):
+        family = module.__name__
+        names = [case.name for case in module.cases() if not case.smoke]
         assert len(set(names)) == len(names)
-        for field in ("avx2", "kept", "kept_avx2", "threads"):
-            pattern = getattr(SELECTIONS[family], field)
-            alternatives = [name for name in names if re.search(pattern, name)]
-            assert 0 < len(alternatives) < len(names), (family, field)
+        for field in ("avx2", "kept", "threads"):
+            chosen = [name for name in names if re.search(getattr(SELECTIONS[family], field), name)]
+            # At AVX2 all contextual cases are repeated that have a target.
+            assert 0 < len(chosen) < len(names) or (family, field) == ("contextual", "avx2"), (family, field)
     attended = [case.name for case in attention.cases() if re.search(SELECTIONS["attention"].avx2, case.name)]
     assert "attention causal 4096x64 forward float32" in attended
+    assert "attention causal 4096x128 forward+backward float32" in attended
     assert "attention causal 2048x64 forward bfloat16" in attended
-    assert "attention causal 2048x128 forward bfloat16" not in attended
+    assert "attention causal 1024x64 forward+backward bfloat16" in attended
+    assert "attention causal 2048x64 forward+backward bfloat16" not in attended
+    assert "attention decode 32/8 heads 4096x128 forward bfloat16" in attended
 
 
 def test_targets_are_judged_by_the_ratio_of_medians(modules, tmp_path):
@@ -288,3 +342,8 @@ def test_targets_are_judged_by_the_ratio_of_medians(modules, tmp_path):
     report.write_results([section], results)
     text = results.read_text()
     assert text.startswith("by hand\n") and "## Title" in text and "old" not in text
+
+    report.replace_part("new", "by hand", report.BEGIN, results)
+    assert results.read_text() == text.replace("by hand\n", "by hand\n\nnew\n", 1)
+    with pytest.raises(ValueError, match="a line around a generated part is missing: no such line"):
+        report.replace_part("new", "by hand", "no such line", results)
