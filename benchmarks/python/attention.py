@@ -1,8 +1,7 @@
 """The cases of the attention ops, and the ratios that they are to reach."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -10,14 +9,13 @@ from torch import Tensor
 import attention_peers as peers
 import environment
 import posenc
-from attention_reference import Formula, Reference, biased, distances
-from case import MODES, Case, Comparison, Contender, Data
+from attention_case import DTYPES, LENGTHS, OP, SDPA, TOLERANCE, Size, attend, attention_case, plain
+from attention_reference import Block, biased, distances
+from case import MODES, Case, Comparison, Contender
 
-OP = "attention"
 ALIBI = "attention ALiBi"
 TABLE = "attention table"
 BIAS = "attention bias"
-SDPA = "SDPA"
 SDPA_ALIBI = "SDPA, ALiBi as mask"
 SDPA_TABLE = "SDPA, table as mask"
 SDPA_BIAS = "SDPA, bias as mask"
@@ -25,8 +23,6 @@ SDPA_MATH = "SDPA, math path"
 FLEX = "flex_attention compiled"
 READ = "read of k and v"
 
-DTYPES = (torch.float32, torch.bfloat16)
-LENGTHS = (512, 1024, 2048, 4096)
 SHORT_LENGTHS = (16, 32, 64)
 # Of the table: distances beyond count as this one, as in T5.
 RADIUS = 128
@@ -42,31 +38,7 @@ READ_TARGET = 1 / 0.8
 ALIBI_TARGET, TABLE_TARGET = 1.10, 1.15
 MASK_TARGET, MATH_TARGET = 0.67, 0.33
 
-# Absolute errors for normal inputs and gradients. Those of keys and values are sums over all queries.
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-
-
-@dataclass(frozen=True)
-class Size:
-    """q is (1, heads, queries, head_dim), k and v are (1, key_heads, keys, head_dim), all contiguous."""
-
-    keys: int
-    head_dim: int
-    heads: int = 8
-    key_heads: int = 8
-    queries: int = 0
-    smoke: bool = False
-
-    def case_name(self, kind: str, mode: str, dtype: torch.dtype) -> str:
-        heads = {(8, 8): "", (1, 1): "1 head"}.get((self.heads, self.key_heads), f"{self.heads}/{self.key_heads} heads")
-        words = ["attention", "tiny" if self.smoke else "", kind, heads, f"{self.keys}x{self.head_dim}", mode]
-        return " ".join([*filter(None, words), str(dtype).removeprefix("torch.")])
-
-    def query(self, dtype: torch.dtype) -> Tensor:
-        return torch.randn(1, self.heads, self.queries or self.keys, self.head_dim, dtype=dtype)
-
-    def key(self, dtype: torch.dtype) -> Tensor:
-        return torch.randn(1, self.key_heads, self.keys, self.head_dim, dtype=dtype)
+_case = functools.partial(attention_case, "attention")
 
 
 def cases() -> Iterator[Case]:
@@ -101,7 +73,7 @@ def _smoke_cases() -> Iterator[Case]:
 
 def _causal(size: Size, mode: str, dtype: torch.dtype) -> Case:
     def contenders() -> Mapping[str, Contender]:
-        return {OP: _plain(dtype), SDPA: Contender(peers.sdpa, TOLERANCE[dtype])}
+        return {OP: plain(dtype), SDPA: Contender(peers.sdpa, TOLERANCE[dtype])}
 
     comparison = Comparison(OP, SDPA, _causal_target(size, mode, dtype))
     return _case("causal", size, mode, dtype, contenders, [comparison])
@@ -128,8 +100,8 @@ def _alibi(size: Size, mode: str, dtype: torch.dtype) -> Case:
         tolerance = TOLERANCE[dtype]
         mask = bias(distances(size.keys, size.keys), torch.arange(size.heads)).float()
         here = {
-            OP: _plain(dtype),
-            ALIBI: Contender(functools.partial(_attend, alibi_slopes=slopes), tolerance, ALIBI),
+            OP: plain(dtype),
+            ALIBI: Contender(functools.partial(attend, alibi_slopes=slopes), tolerance, ALIBI),
             SDPA_ALIBI: Contender(peers.sdpa_masked(mask, dtype), tolerance, ALIBI),
         }
         # Compiling takes half a minute: not for smoke tests.
@@ -142,7 +114,8 @@ def _alibi(size: Size, mode: str, dtype: torch.dtype) -> Case:
         Comparison(ALIBI, SDPA_ALIBI, MASK_TARGET if mode == "forward" else None),
         Comparison(ALIBI, FLEX),
     ]
-    return _case("ALiBi", size, mode, dtype, contenders, comparisons, {ALIBI: biased(bias)})
+    formula = biased(lambda block: bias(block.distances(), block.heads))
+    return _case("ALiBi", size, mode, dtype, contenders, comparisons, {ALIBI: formula})
 
 
 def _table(size: Size, mode: str, dtype: torch.dtype) -> Case:
@@ -152,13 +125,13 @@ def _table(size: Size, mode: str, dtype: torch.dtype) -> Case:
         tolerance = TOLERANCE[dtype]
         mask = _look_up(distances(size.keys, size.keys), torch.arange(size.heads), table)
         return {
-            OP: _plain(dtype),
-            TABLE: Contender(functools.partial(_attend, distance_bias=table), tolerance, TABLE),
+            OP: plain(dtype),
+            TABLE: Contender(functools.partial(attend, distance_bias=table), tolerance, TABLE),
             SDPA_TABLE: Contender(peers.sdpa_masked(mask, dtype), tolerance, TABLE),
         }
 
-    def bias(offsets: Tensor, heads: Tensor) -> Tensor:
-        return _look_up(offsets, heads, table).double()
+    def bias(block: Block) -> Tensor:
+        return _look_up(block.distances(), block.heads, table).double()
 
     comparisons = [
         Comparison(TABLE, OP, TABLE_TARGET),
@@ -176,13 +149,13 @@ def _trained_table(size: Size) -> Case:
         # The table's gradients are sums over all queries of one distance, for the last entry over half of all pairs.
         table_tolerance = 10 * tolerance
         return {
-            OP: Contender(lambda q, k, v, _: _attend(q, k, v), tolerance),
-            TABLE: Contender(lambda q, k, v, table: _attend(q, k, v, distance_bias=table), table_tolerance, TABLE),
+            OP: plain(dtype),
+            TABLE: Contender(lambda q, k, v, table: attend(q, k, v, distance_bias=table), table_tolerance, TABLE),
             SDPA_MATH: Contender(peers.sdpa_trained_table(size.keys, RADIUS), table_tolerance, TABLE, temporaries=True),
         }
 
-    def bias(offsets: Tensor, _: Tensor, table: Tensor) -> Tensor:
-        return _look_up(offsets, torch.arange(table.shape[0]), table)
+    def bias(block: Block, table: Tensor) -> Tensor:
+        return _look_up(block.distances(), torch.arange(len(block.heads)), table)
 
     comparisons = [Comparison(TABLE, SDPA_MATH, MATH_TARGET), Comparison(TABLE, OP, TABLE_TARGET)]
     inputs = functools.partial(_random_table, size)
@@ -208,13 +181,13 @@ def _bias(size: Size, mode: str, dtype: torch.dtype) -> Case:
     def contenders() -> Mapping[str, Contender]:
         tolerance = TOLERANCE[dtype]
         return {
-            OP: _plain(dtype),
-            BIAS: Contender(functools.partial(_attend, bias=tensor().to(dtype)), tolerance, BIAS),
+            OP: plain(dtype),
+            BIAS: Contender(functools.partial(attend, bias=tensor().to(dtype)), tolerance, BIAS),
             SDPA_BIAS: Contender(peers.sdpa_masked(tensor(), dtype), tolerance, BIAS),
         }
 
-    def bias(_: Tensor, heads: Tensor) -> Tensor:
-        return tensor()[heads].double()
+    def bias(block: Block) -> Tensor:
+        return tensor()[block.heads, block.queries, : block.keys].double()
 
     comparisons = [Comparison(BIAS, OP), Comparison(BIAS, SDPA_BIAS)]
     return _case("bias", size, mode, dtype, contenders, comparisons, {BIAS: biased(bias)})
@@ -225,7 +198,7 @@ def _decode(size: Size, dtype: torch.dtype) -> Case:
 
     def contenders() -> Mapping[str, Contender]:
         return {
-            OP: _plain(dtype),
+            OP: plain(dtype),
             SDPA: Contender(peers.sdpa_decode, TOLERANCE[dtype]),
             READ: Contender(peers.read, None),
         }
@@ -238,43 +211,9 @@ def _decode(size: Size, dtype: torch.dtype) -> Case:
     return _case("decode", size, "forward", dtype, contenders, comparisons)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Tensor) -> tuple[Tensor]:
-    return (posenc.ops.attention(q, k, v, is_causal=True, **options),)
-
-
-def _plain(dtype: torch.dtype) -> Contender:
-    return Contender(_attend, TOLERANCE[dtype])
-
-
 def _random_table(size: Size) -> Tensor:
     return torch.randn(size.heads, 2 * RADIUS + 1, generator=torch.Generator().manual_seed(1))
 
 
 def _look_up(offsets: Tensor, heads: Tensor, table: Tensor) -> Tensor:
     return table[heads][:, offsets.clamp(-RADIUS, RADIUS) + RADIUS]
-
-
-def _case(
-    kind: str,
-    size: Size,
-    mode: str,
-    dtype: torch.dtype,
-    contenders: Callable[[], Mapping[str, Contender]],
-    comparisons: Sequence[Comparison],
-    formulas: Mapping[str, Formula] | None = None,
-    more_inputs: Sequence[Callable[[], Tensor]] = (),
-) -> Case:
-    """Formulas are those of the variants; the inputs are q, k, v and what `more_inputs` draw."""
-    if size.smoke:
-        comparisons = [replace(comparison, target=None) for comparison in comparisons]
-    backward = mode == "forward+backward"
-
-    def data() -> Data:
-        inputs = (size.query(dtype), size.key(dtype), size.key(dtype), *(draw() for draw in more_inputs))
-        for x in inputs:
-            x.requires_grad_(backward)
-        return Data(inputs, (size.query(dtype),) if backward else None)
-
-    reference = Reference(size.heads, size.key_heads, formulas or {})
-    name = size.case_name(kind, mode, dtype)
-    return Case(name, data, reference, contenders, comparisons, reference.excerpt, smoke=size.smoke)

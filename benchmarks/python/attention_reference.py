@@ -1,15 +1,49 @@
-"""Attention by its formula in float64, for the first and the last key head: what contenders are compared with."""
+"""Attention by its formula in float64, for some heads, a block of queries at a time: what contenders are compared with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from case import Data
 
-# (heads, *inputs of these heads) -> their output (B, heads, Tq, Dv).
+# Scores of a block: they and what is made of them stay in the caches.
+BLOCK = 1 << 19
+# With so many keys one key head is compared, with fewer the first and the last.
+MANY_KEYS = 2048
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some queries of some heads, and the keys that they see.
+
+    Attributes:
+        heads: Their numbers among all heads.
+        queries: Their rows.
+        keys: How many keys the last of them sees: it stands at the last one.
+    """
+
+    heads: Tensor
+    queries: slice
+    keys: int
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """(B, H, Tq, D) -> the rows of this block."""
+        return x[:, :, self.queries]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """(B, G, Tk, D) -> (B, H, keys, D), for every head those of its group."""
+        return x[:, :, : self.keys].repeat_interleave(len(self.heads) // x.shape[1], 1)
+
+    def distances(self) -> Tensor:
+        """(queries, keys): key position less query position."""
+        return distances(self.queries.stop - self.queries.start, self.keys)
+
+
+# (block, *inputs of its heads) -> what these queries give, (B, heads, queries, ..).
 Formula = Callable[..., Tensor]
-# (distances (Tq, Tk), heads, *inputs after the value) -> (heads, Tq, Tk), what is added to the scores of these heads.
+# (block, *inputs after the value) -> (heads, queries, keys), what is added to the scores.
 Bias = Callable[..., Tensor]
 
 
@@ -17,56 +51,101 @@ class Reference:
     """Outputs and gradients of some heads.
 
     Args:
-        heads: H, of queries (B, H, Tq, D) and of tables (H, ..).
+        heads: H, of queries (B, H, Tq, D) and of tables (H, ..); other tables are shared by the heads.
         key_heads: G, of keys and values (B, G, Tk, D).
+        keys: Tk.
         formulas: By variant; attention without more is what has no entry.
+        kinks: (block, *inputs) -> (B, heads, queries), whose gradients a rounding error may change beyond measure.
     """
 
-    def __init__(self, heads: int, key_heads: int, formulas: Mapping[str, Formula]) -> None:
+    def __init__(
+        self,
+        heads: int,
+        key_heads: int,
+        keys: int,
+        formulas: Mapping[str, Formula],
+        kinks: Formula | None = None,
+    ) -> None:
         self._formulas = formulas
-        self._key_heads = torch.tensor(sorted({0, key_heads - 1}))
+        self._kinks = kinks
+        self._key_heads = torch.tensor(sorted({0 if keys < MANY_KEYS else key_heads - 1, key_heads - 1}))
         share = heads // key_heads
         self._heads = (self._key_heads[:, None] * share + torch.arange(share)).flatten()
         self._count = heads
 
     def excerpt(self, x: Tensor) -> Tensor:
-        """The heads that are compared."""
-        dim = 1 if x.dim() == 4 else 0
-        return x.index_select(dim, self._heads if x.shape[dim] == self._count else self._key_heads)
+        """The heads that are compared; the whole of a table that all share."""
+        if x.dim() == 4:
+            return x.index_select(1, self._heads if x.shape[1] == self._count else self._key_heads)
+        return x.index_select(0, self._heads) if x.shape[0] == self._count else x
+
+    def focused(self, data: Data) -> Data:
+        """The same work, but only what is compared has a gradient, so that those of shared tables come from it alone."""
+        if data.gradients is None:
+            return data
+        (gradient,) = data.gradients
+        compared = self.excerpt(gradient)
+        if self._kinks is not None:
+            inputs = self._inputs(data)
+            near = [self._kinks(block, *inputs) for block in self._blocks(data)]
+            compared = compared.masked_fill(torch.cat(near, 2)[..., None], 0.0)
+        return replace(data, gradients=(torch.zeros_like(gradient).index_copy(1, self._heads, compared),))
 
     def __call__(self, data: Data, variant: str) -> Sequence[Tensor | None]:
-        formula = self._formulas.get(variant, _plain)
-        inputs = [self.excerpt(x.detach()).double() for x in data.inputs]
+        formula = self._formulas.get(variant, attend)
+        inputs = self._inputs(data)
         if data.gradients is None:
-            return [formula(self._heads, *inputs)]
+            return [torch.cat([formula(block, *inputs) for block in self._blocks(data)], 2)]
+        gradient = self.excerpt(data.gradients[0]).double()
         for x in inputs:
             x.requires_grad_()
-        out = formula(self._heads, *inputs)
-        (gradient,) = data.gradients
-        return [out.detach(), *torch.autograd.grad(out, inputs, self.excerpt(gradient).double(), allow_unused=True)]
+        outs = []
+        for block in self._blocks(data):
+            out = formula(block, *inputs)
+            out.backward(block.of_queries(gradient))
+            outs.append(out.detach())
+        return [torch.cat(outs, 2), *(x.grad for x in inputs)]
+
+    def _inputs(self, data: Data) -> list[Tensor]:
+        return [self.excerpt(x.detach()).double() for x in data.inputs]
+
+    def _blocks(self, data: Data) -> Iterator[Block]:
+        queries, keys = (x.shape[2] for x in data.inputs[:2])
+        rows = max(1, BLOCK // (len(self._heads) * keys))
+        for begin in range(0, queries, rows):
+            end = min(begin + rows, queries)
+            yield Block(self._heads, slice(begin, end), keys - queries + end)
+
+
+def attend(block: Block, query: Tensor, key: Tensor, value: Tensor, *_: Tensor) -> Tensor:
+    """Causal attention."""
+    return weights(block, scores(block, query, key)) @ block.of_keys(value)
 
 
 def biased(bias: Bias) -> Formula:
-    """Attention with something added to its scores."""
+    """Causal attention with something added to its scores."""
 
-    def formula(heads: Tensor, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
-        return attend(query, key, value, bias(distances(query.shape[2], key.shape[2]), heads, *more))
+    def formula(block: Block, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
+        return weights(block, scores(block, query, key) + bias(block, *more)) @ block.of_keys(value)
 
     return formula
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, added: Tensor | float = 0.0) -> Tensor:
-    """Causal attention; `added` to the scores."""
-    share = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(share, 1) for x in (key, value))
-    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5 + added
-    return scores.masked_fill(distances(*scores.shape[-2:]) > 0, -torch.inf).softmax(-1) @ value
+def scores(block: Block, query: Tensor, key: Tensor) -> Tensor:
+    """Of every key, hidden ones too."""
+    return block.of_queries(query) @ block.of_keys(key).transpose(-1, -2) * query.shape[-1] ** -0.5
+
+
+def weights(block: Block, of: Tensor) -> Tensor:
+    """Softmax of scores over the keys that a query sees."""
+    return hide(block, of).softmax(-1)
+
+
+def hide(block: Block, logits: Tensor) -> Tensor:
+    """-infinity at keys later than the query."""
+    return logits.masked_fill(block.distances() > 0, -torch.inf)
 
 
 def distances(queries: int, keys: int) -> Tensor:
     """(Tq, Tk): key position less query position; the last query is at the last key."""
     return torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
-
-
-def _plain(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
-    return attend(query, key, value)

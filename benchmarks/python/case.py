@@ -68,6 +68,7 @@ class Case:
         reference: (data, variant) -> outputs and, with gradients, those of the inputs, None for one that has none.
         contenders: Makes the implementations; called only when the case is measured.
         excerpt: The part of such outputs and gradients that `reference` gives.
+        focused: From the data that are timed, those that contenders are compared on.
         smoke: Only for tests of the benchmarks.
     """
 
@@ -77,7 +78,12 @@ class Case:
     contenders: Callable[[], Mapping[str, Contender]]
     comparisons: Sequence[Comparison]
     excerpt: Callable[[Tensor], Tensor] = lambda x: x
+    focused: Callable[[Data], Data] = lambda data: data
     smoke: bool = False
+
+    def selected(self, *, judged_only: bool) -> list[Comparison]:
+        """All comparisons, or those that have a target."""
+        return [c for c in self.comparisons if c.target is not None or not judged_only]
 
 
 def measure(case: Case, effort: Effort, *, judged_only: bool = False) -> list[Row]:
@@ -88,14 +94,15 @@ def measure(case: Case, effort: Effort, *, judged_only: bool = False) -> list[Ro
     """
     torch.manual_seed(0)
     torch.compiler.reset()
-    comparisons = [c for c in case.comparisons if c.target is not None or not judged_only]
+    comparisons = case.selected(judged_only=judged_only)
     compared = {name for c in comparisons for name in (c.ours, c.peer)}
     contenders = {name: contender for name, contender in case.contenders().items() if name in compared}
     data = case.data()
-    reference = functools.cache(functools.partial(case.reference, data))
+    compared_on = case.focused(data)
+    reference = functools.cache(functools.partial(case.reference, compared_on))
     for name, contender in contenders.items():
         if contender.tolerance is not None:
-            _check(f"{case.name}: {name}", contender, data, reference(contender.variant), case.excerpt)
+            _check(f"{case.name}: {name}", contender, compared_on, reference(contender.variant), case.excerpt)
     runs = {name: _run(contender, data) for name, contender in contenders.items()}
     rows = []
     with torch.set_grad_enabled(data.gradients is not None):

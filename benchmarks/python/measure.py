@@ -30,17 +30,17 @@ class Effort:
     """How long to measure.
 
     Attributes:
-        rounds: Samples of each contender, at least; `long_rounds` where these take longer than `long_seconds`.
+        rounds: Samples of each contender, at least; `long_rounds` where a call of one takes longer than `long_seconds`.
         seconds: Further rounds are added until this much time has passed, up to `max_rounds`.
         sample_seconds: A sample repeats the call until it lasts about this long.
         warmup_seconds: Calls before the first sample, at least two of those that are not long.
     """
 
     rounds: int = 7
-    long_rounds: int = 5
-    long_seconds: float = 3.0
+    long_rounds: int = 3
+    long_seconds: float = 0.3
     max_rounds: int = 31
-    seconds: float = 0.6
+    seconds: float = 0.3
     sample_seconds: float = 2e-3
     warmup_seconds: float = 0.02
 
@@ -50,18 +50,21 @@ def interleave(contenders: Mapping[str, Run], effort: Effort, clock: Clock) -> d
     _trim(0)
     names = list(contenders)
     order = random.Random(0)
-    calls = {name: _warm_up(contenders[name], effort, clock) for name in names}
+    expected = {name: _warm_up(contenders[name], effort, clock) for name in names}
+    rounds = effort.long_rounds if max(expected.values()) > effort.long_seconds else effort.rounds
     samples: dict[str, list[float]] = {name: [] for name in names}
     collecting = gc.isenabled()
     gc.disable()
     try:
         begin = time.perf_counter()
         done = 0
-        while _continues(effort, done, time.perf_counter() - begin):
+        while done < rounds or (done < effort.max_rounds and time.perf_counter() - begin < effort.seconds):
             for name in order.sample(names, len(names)):
-                if calls[name]:
+                calls = 1
+                if expected[name] < LONG_CALL:
                     contenders[name]()  # leaves caches as repeated calls do, whoever had the turn before
-                samples[name].append(_sample(contenders[name], max(1, calls[name]), clock))
+                    calls = max(1, math.ceil(effort.sample_seconds / expected[name]))
+                samples[name].append(_sample(contenders[name], calls, clock))
             done += 1
     finally:
         if collecting:
@@ -69,21 +72,16 @@ def interleave(contenders: Mapping[str, Run], effort: Effort, clock: Clock) -> d
     return {name: Timing(statistics.median(times), min(times), len(times)) for name, times in samples.items()}
 
 
-def _continues(effort: Effort, done: int, seconds: float) -> bool:
-    if done < effort.rounds:
-        return done < effort.long_rounds or seconds < effort.long_seconds
-    return done < effort.max_rounds and seconds < effort.seconds
-
-
-def _warm_up(run: Run, effort: Effort, clock: Clock) -> int:
-    """Says how many calls fill a sample; 0 where a single one is long."""
+def _warm_up(run: Run, effort: Effort, clock: Clock) -> float:
+    """Says how many seconds a call takes."""
     begin = clock()
-    if _sample(run, 1, clock) >= LONG_CALL:
-        return 0
+    seconds = _sample(run, 1, clock)
+    if seconds >= LONG_CALL:
+        return seconds
     while True:
         seconds = _sample(run, 1, clock)
         if clock() - begin >= effort.warmup_seconds:
-            return max(1, math.ceil(effort.sample_seconds / seconds))
+            return seconds
 
 
 def _sample(run: Run, calls: int, clock: Clock) -> float:

@@ -14,10 +14,10 @@ def render(section: Section) -> str:
     """One section as Markdown whose columns are aligned, so that it reads well on a terminal too."""
     parts = [f"## {section.title}", "\n".join(f"- {name}: {value}" for name, value in section.facts.items())]
     if section.rows:
-        parts.append(_table(HEADINGS, (_cells(row, section.judged) for row in section.rows), left=3))
+        parts.append(table(HEADINGS, (_cells(row, section.judged) for row in section.rows), left=3))
     if section.bounds:
         parts.append(
-            _table(("what", "measured", "target", ""), (_bound_cells(bound) for bound in section.bounds), left=1)
+            table(("what", "measured", "target", ""), (_bound_cells(bound) for bound in section.bounds), left=1)
         )
     return "\n\n".join(parts)
 
@@ -37,15 +37,34 @@ def summary(sections: Sequence[Section]) -> str:
 
 def write_results(sections: Sequence[Section], path: Path = RESULTS) -> None:
     """Replaces the generated part of RESULTS.md; what is written above it by hand stays."""
-    head, found, _ = path.read_text().partition(BEGIN)
-    if not found:
-        raise ValueError(f"{path}: the line that begins the generated part is missing: {BEGIN}")
     parts = ["## Targets", summary(sections), *(render(section) for section in sections)]
-    path.write_text(f"{head}{BEGIN}\n\n" + "\n\n".join(parts) + "\n")
+    replace_part("\n\n".join(parts), BEGIN, None, path)
+
+
+def replace_part(text: str, begin: str, end: str | None, path: Path = RESULTS) -> None:
+    """Writes `text` between two lines of the file; without the second, up to the file's end."""
+    head, found, rest = path.read_text().partition(begin)
+    _, ended, tail = rest.partition(end) if end else ("", "\n", "")
+    if not found or not ended:
+        raise ValueError(f"{path}: a line around a generated part is missing: {begin if not found else end}")
+    path.write_text(f"{head}{begin}\n\n{text}\n" + (f"\n{end}{tail}" if end else ""))
 
 
 def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
+    """A Markdown table; the first `left` columns are flush left, the others right."""
+    rows = list(rows)
+    widths = [max(3, *map(len, column)) for column in zip(headings, *rows)]
+    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
+        return f"| {' | '.join(padded)} |"
+
+    return "\n".join(line(cells) for cells in (headings, rule, *rows))
 
 
 def _describe(row: Row | Bound) -> str:
@@ -78,16 +97,3 @@ def _quantity(value: float | None, unit: str) -> str:
     if value is None:
         return ""
     return duration(value) if unit == "s" else f"{value:.1f} {unit}"
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
-    """A Markdown table; the first `left` columns are flush left, the others right."""
-    rows = list(rows)
-    widths = [max(3, *map(len, column)) for column in zip(headings, *rows)]
-    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
-        return f"| {' | '.join(padded)} |"
-
-    return "\n".join(line(cells) for cells in (headings, rule, *rows))

@@ -85,8 +85,8 @@ def _prefill_contenders(shape: Shape, dtype: torch.dtype, backward: bool) -> Map
         contenders[CLONE] = Contender(peers.clone, None)
     if peers.installed("transformers"):
         contenders[EAGER] = Contender(peers.transformers_eager(shape, dtype), theirs, temporaries=True)
-        # Compiling takes seconds: not for the shape of smoke tests, nor for the one that repeats another's lesson.
-        if shape.name not in ("tiny", "pythia-1.4b"):
+        # Compiling takes seconds: only for a whole and for a partial rotation.
+        if shape.name in ("llama3-8b", "gpt-neox-20b"):
             contenders[COMPILED] = Contender(peers.transformers_compiled(shape, dtype), theirs, temporaries=True)
     # Half a second per backward, and no target rests on it.
     if peers.installed("rotary_embedding_torch") and not backward:

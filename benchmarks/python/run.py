@@ -1,8 +1,9 @@
 """Measures posenc against other implementations and prints ratios: `make bench`, or this program in a built tree.
 
-Every section is a process of its own, on one thread unless its title says otherwise: with the default allocator and
-with one that keeps freed memory (eager code allocates much, and page faults are part of what it costs by default), at
-the best instruction set and, where that is AVX-512, at AVX2 for torch and posenc alike. See benchmarks/RESULTS.md.
+Every section is a process of its own, on one thread unless its title says otherwise: with the default allocator and,
+for what eager code is compared with, one that keeps freed memory (eager code allocates much, and page faults are part
+of what it costs by default), at the best instruction set and, where that is AVX-512, at AVX2 for torch and posenc alike.
+See benchmarks/RESULTS.md.
 """
 
 import argparse
@@ -10,19 +11,17 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import cpp
 import memory
 import setups
+from launch import OUT, measure
 from report import render, summary, write_results
-from results import Section, read, write
-from setups import FAMILIES, Setup
+from results import Section, write
+from setups import FAMILIES
 
-HERE = Path(__file__).parent
-OUT = HERE.parents[1] / "out"
 DEFAULT_JSON = OUT / "benchmarks.json"
 
 
@@ -31,6 +30,8 @@ def main() -> int:
     sections: list[Section] = []
 
     try:
+        if options.curves:
+            return draw_curves(quick=options.quick)
         for section in measure_all(options):
             if section.rows or section.bounds:
                 sections.append(section)
@@ -64,10 +65,17 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--cpp", type=Path, metavar="PROGRAM", help="also run the C++ benchmarks, posenc_benchmarks")
     parser.add_argument("--write", action="store_true", help="replace the numbers in benchmarks/RESULTS.md")
+    parser.add_argument(
+        "--curves",
+        action="store_true",
+        help="instead, draw how CoPE grows with the length; with --quick, only print it",
+    )
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="PATH", help="default: %(default)s")
     options = parser.parse_args()
     if options.write and (options.quick or options.filter or options.only):
         parser.error("--write takes whole measurements: leave out --quick, --filter and --only")
+    if options.curves and (options.write or options.filter or options.only):
+        parser.error("--curves measures cases of its own: leave out --write, --filter and --only")
     if options.threads < 1:
         parser.error(f"--threads must be at least 1, but is {options.threads}")
     if options.cpp and not options.cpp.is_file():
@@ -75,47 +83,31 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
+def draw_curves(*, quick: bool) -> int:
+    import curves  # needs matplotlib, and nothing else here does
+
+    return curves.main(quick=quick)
+
+
 def measure_all(options: argparse.Namespace) -> Iterator[Section]:
     """Section by section, as they are done; some may be empty."""
     for family in [options.only] if options.only else FAMILIES:
-        section = measure(setups.first(family), options)
+        section = measure(setups.first(family), options.filter, quick=options.quick)
         yield section
         if section.rows and not options.quick:
             for setup in setups.further(family, section.facts["instruction set"], options.threads):
-                yield measure(setup, options)
+                yield measure(setup, options.filter)
         if family == "rotary" and options.cpp:
             yield cpp.measure(options.cpp, options.filter, quick=options.quick)
         if family == "attention":
             yield measure_memory(options)
 
 
-def measure(setup: Setup, options: argparse.Namespace) -> Section:
-    """Runs worker.py. Threads and allocator are set before its libraries load: they read them once."""
-    environment = threads_environment(setup.threads) | setup.environment
-    # Code that torch.compile cached for another instruction set or thread count is reused without notice, and is wrong.
-    level = environment.get("ATEN_CPU_CAPABILITY", "best")
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(OUT / "inductor" / f"{level}-{setup.threads}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "section.json"
-        command = [sys.executable, str(HERE / "worker.py"), "--title", setup.title, "--json", str(path)]
-        command += ["--family", setup.family, "--select", setup.select, "--filter", options.filter]
-        command += ["--quick"] if options.quick else []
-        command += ["--judged-only"] if setup.judged_only else []
-        command += [] if setup.judged else ["--unjudged"]
-        print(setup.title, file=sys.stderr, flush=True)
-        subprocess.run(command, env=environment, check=True)
-        return read(path)[0]
-
-
 def measure_memory(options: argparse.Namespace) -> Section:
     """With all threads, since each has memory of its own; a quick run leaves the large cases out."""
     smoke = "tiny" in options.filter
     cases = [names for names in memory.names(smoke) if re.search(options.filter, names[0]) and options.quick <= smoke]
-    return memory.measure(cases, threads_environment(options.threads), options.threads, smoke)
-
-
-def threads_environment(threads: int) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    return memory.measure(cases, options.threads, smoke)
 
 
 if __name__ == "__main__":

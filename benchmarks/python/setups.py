@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-FAMILIES = ("rotary", "attention")
+FAMILIES = ("rotary", "attention", "contextual")
 
 # glibc returns blocks of this size and more to the system when they are freed, and the next ones cost page faults.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
@@ -22,15 +22,13 @@ class Selection:
 
     Attributes:
         avx2: Cases to repeat at AVX2.
-        kept: Those that allocate enough to care where memory comes from.
-        kept_avx2: Those of them to repeat at AVX2.
+        kept: Those that compare with what allocates temporaries, and so care where memory comes from.
         threads: Those to repeat with all threads.
         threads_unjudged: With all threads, comparisons without a target too.
     """
 
     avx2: str
     kept: str
-    kept_avx2: str
     threads: str
     threads_unjudged: bool
 
@@ -39,16 +37,20 @@ SELECTIONS = {
     "rotary": Selection(
         avx2=r"^(llama3-8b|llama3-8b-decode|qwen2\.5-0\.5b) ",
         kept=r"^llama3-8b ",
-        kept_avx2=r"^llama3-8b forward ",
         threads=r"^llama3-8b forward(\+backward)? float32 ",
         threads_unjudged=False,
     ),
     "attention": Selection(
-        # Not the slowest: without AMX, torch takes seconds for a call in bfloat16.
-        avx2=r"^attention (?!causal (4096x128 |(4096x64|2048x128) .*bfloat16))",
-        kept=r"^attention (causal 2048x64 .*float32|ALiBi|table|trained table)",
-        kept_avx2=r"^attention (ALiBi|trained table)",
+        # In bfloat16 one length each: without AMX, torch takes seconds for a long call.
+        avx2=r"^attention (?!causal .*bfloat16)|^attention causal (2048x64 forward|1024x64 forward\+backward) bfloat16",
+        kept=r"^attention trained table",
         threads=r"^attention (causal (1 head )?2048x64|decode)",
+        threads_unjudged=True,
+    ),
+    "contextual": Selection(
+        avx2=r"^contextual ",
+        kept=r"^contextual CoPE eager",
+        threads=r"^contextual CoPE npos 64 2048x64 forward\+backward float32",
         threads_unjudged=True,
     ),
 }
@@ -87,7 +89,6 @@ def further(family: str, instruction_set: str, threads: int) -> Iterator[Setup]:
     yield Setup(family, f"{name}, allocator that keeps memory", KEEP_MEMORY, cases.kept)
     if "posenc avx512" in instruction_set:
         yield Setup(family, f"{name}, AVX2, default allocator", AVX2, cases.avx2)
-        yield Setup(family, f"{name}, AVX2, allocator that keeps memory", AVX2 | KEEP_MEMORY, cases.kept_avx2)
     if threads > 1:
         title = f"{name}, {threads} threads, not judged"
         yield Setup(family, title, {}, cases.threads, threads, judged_only=not cases.threads_unjudged)

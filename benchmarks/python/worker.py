@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 
@@ -34,12 +35,15 @@ def main() -> None:
         for case in importlib.import_module(options.family).cases()
         if re.search(options.select, case.name) and re.search(options.filter, case.name)
         if not case.smoke or "tiny" in options.filter
+        if case.selected(judged_only=options.judged_only)
     ]
     facts = environment.facts() if selected else {}
     rows = []
     for number, case in enumerate(selected, 1):
-        print(f"{number}/{len(selected)} {case.name}", file=sys.stderr, flush=True)
+        print(f"{number}/{len(selected)} {case.name}", end="", file=sys.stderr, flush=True)
+        begin = time.perf_counter()
         rows += measure(case, effort, judged_only=options.judged_only)
+        print(f": {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
     write([Section(options.title, facts, rows, judged=not options.unjudged)], options.json)
 
 
