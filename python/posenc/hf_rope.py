@@ -13,9 +13,16 @@ RopeConfig = _C.scaling.RopeConfig
 
 __all__ = ["RopeConfig", "multimodal_rotary_arguments", "read_rope", "rotary_arguments"]
 
-# A mapping with one of these is a model's configuration; without, it is a rope dict.
-_CONFIG_KEYS = frozenset(
-    ("rope_parameters", "rope_scaling", "text_config", "model_type", "hidden_size", "num_attention_heads", "n_embd")
+# A mapping with one of these is a model's configuration; without, it is a rope dict. In this order, as configurations whose
+# layers differ in heads raise where that is read of all of them at once.
+_CONFIG_KEYS = (
+    "model_type",
+    "rope_parameters",
+    "rope_scaling",
+    "text_config",
+    "hidden_size",
+    "n_embd",
+    "num_attention_heads",
 )
 # Bases of sliding-attention layers in configurations from before rope dicts per layer type (Gemma 3, ModernBERT).
 _LOCAL_THETA_KEYS = ("rope_local_base_freq", "local_rope_theta")
@@ -111,7 +118,7 @@ def read_rope(
             "from_hf: expected config to be a transformers configuration, its dict (config.json) or a rope dict, "
             f"but got {type(config).__name__}"
         )
-    if isinstance(config, Mapping) and not _CONFIG_KEYS & config.keys():
+    if isinstance(config, Mapping) and not any(key in config for key in _CONFIG_KEYS):
         rope, nested = _choose(config, layer_type)
         if head_dim is None:
             raise ValueError("from_hf: a rope dict does not say how wide a head is: give head_dim")

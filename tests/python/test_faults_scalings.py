@@ -142,3 +142,19 @@ class TestB29LongRopeChoice:
     def test_B29_lists_of_wrong_length_raise_at_construction(self, name):
         with pytest.raises(ValueError, match="2 numbers for dim 4, but got 3"):
             self.builds[name][0](scaling=scaling.LongRoPE([1.0] * 3, [2.0] * 3, 8))
+
+
+def test_a_configuration_whose_layers_differ_in_heads_is_read():
+    """Which attribute was asked for first followed from the hash seed of the process."""
+
+    class Config:
+        model_type = "llama"
+        rope_parameters = {"rope_type": "default", "rope_theta": 5e5}
+        head_dim = 64
+        max_position_embeddings = 4096
+
+        @property
+        def num_attention_heads(self):
+            raise RuntimeError("varies by layer")
+
+    assert posenc.nn.Rotary.from_hf(Config()).base == 5e5
