@@ -24,7 +24,7 @@ Arguments that several of them share:
 Raises: ValueError for shapes and values, TypeError for dtypes.
 """
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ _cope_attention = torch.ops.posenc.cope_attention.default
 _piecewise_attention = torch.ops.posenc.piecewise_attention.default
 
 __all__ = ["attention", "cope_attention", "piecewise_attention", "relative_attention"]
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Without those that are None: a call spends a microsecond on every three arguments."""
+    return {name: option for name, option in options.items() if option is not None}
 
 
 @overload
@@ -124,17 +129,19 @@ def attention(
         key,
         value,
         is_causal=is_causal,
-        scale=scale,
-        key_mask=key_mask,
-        window=window,
-        segment_ids=segment_ids,
-        q_positions=q_positions,
-        k_positions=k_positions,
-        alibi_slopes=alibi_slopes,
-        distance_bias=distance_bias,
-        bias=bias,
-        log_decay=log_decay,
         dropout_p=dropout_p,
+        **_given(
+            scale=scale,
+            key_mask=key_mask,
+            window=window,
+            segment_ids=segment_ids,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            alibi_slopes=alibi_slopes,
+            distance_bias=distance_bias,
+            bias=bias,
+            log_decay=log_decay,
+        ),
     )
     return (out, lse) if return_lse else out
 
@@ -222,13 +229,15 @@ def relative_attention(
         rel_k,
         rel_v,
         is_causal=is_causal,
-        scale=scale,
-        key_mask=key_mask,
-        window=window,
-        segment_ids=segment_ids,
-        q_positions=q_positions,
-        k_positions=k_positions,
         dropout_p=dropout_p,
+        **_given(
+            scale=scale,
+            key_mask=key_mask,
+            window=window,
+            segment_ids=segment_ids,
+            q_positions=q_positions,
+            k_positions=k_positions,
+        ),
     )
     return (out, lse) if return_lse else out
 
@@ -315,14 +324,16 @@ def cope_attention(
         key,
         value,
         pos_emb,
-        gate_key=gate_key,
-        gate_bias=gate_bias,
-        scale=scale,
         scale_position_logits=scale_position_logits,
-        key_mask=key_mask,
-        window=window,
-        segment_ids=segment_ids,
         dropout_p=dropout_p,
+        **_given(
+            gate_key=gate_key,
+            gate_bias=gate_bias,
+            scale=scale,
+            key_mask=key_mask,
+            window=window,
+            segment_ids=segment_ids,
+        ),
     )
     return (out, lse) if return_lse else out
 
@@ -412,12 +423,14 @@ def piecewise_attention(
         value,
         threshold,
         is_causal=is_causal,
-        scale=scale,
-        key_mask=key_mask,
-        window=window,
-        segment_ids=segment_ids,
-        q_positions=q_positions,
-        k_positions=k_positions,
         dropout_p=dropout_p,
+        **_given(
+            scale=scale,
+            key_mask=key_mask,
+            window=window,
+            segment_ids=segment_ids,
+            q_positions=q_positions,
+            k_positions=k_positions,
+        ),
     )
     return (out, lse) if return_lse else out
