@@ -15,7 +15,7 @@ RULES = (
 )
 SCHEMAS = {
     "attention": f"Tensor query, Tensor key, Tensor value, *, bool is_causal=False, {RULES}, Tensor? alibi_slopes=None,"
-    " Tensor? distance_bias=None, Tensor? bias=None, float dropout_p=0.",
+    " Tensor? distance_bias=None, Tensor? bias=None, Tensor? log_decay=None, float dropout_p=0.",
     "relative_attention": "Tensor query, Tensor key, Tensor value, Tensor rel_k, Tensor? rel_v=None, *,"
     f" bool is_causal=False, {RULES}, float dropout_p=0.",
     "cope_attention": "Tensor query, Tensor key, Tensor value, Tensor pos_emb, *, Tensor? gate_key=None,"
