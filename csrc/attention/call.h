@@ -34,6 +34,9 @@ enum Slot : int64_t {
   kSlots,
 };
 
+/// Entries of log_decay below count as this one: sums keep their digits, and a weight of exp(-100000) is 0.
+inline constexpr double kLowestDecay = -1e5;
+
 struct Call {
   /// Name of the public op, for messages.
   const char* op;

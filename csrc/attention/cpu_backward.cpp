@@ -45,53 +45,48 @@ class KeyGradients {
   Tensor sums_, result_;
 };
 
-/// The rows of a table (entries, width), or of one for each head (heads, entries, width), that parts of the work add
-/// gradients to. Of its entries the first `skipped` and as many last ones have no gradient.
+/// The rows of a table (entries, width), or of one for each head (heads, entries, width), that workers add gradients
+/// to. Entries but `first` .. first + count - 1 have none.
 template <typename T>
 class TableGradients {
  public:
-  TableGradients(const Tensor& table, int64_t skipped, const Sizes& n, int64_t parts)
-      : n_(n),
-        like_(table),
-        skipped_(skipped),
-        parts_(parts),
-        tables_(table.dim() == 3 && table.size(0) > 1 ? n.heads : n.groups) {
-    const int64_t entries = table.size(-2) - 2 * skipped;
-    sums_ = at::zeros({n.batch, parts, tables_, entries, whole_vectors<T>(table.size(-1))},
+  TableGradients(const Tensor& table, int64_t first, int64_t count, int64_t workers)
+      : like_(table), first_(first), by_head_(table.dim() == 3 && table.size(0) > 1) {
+    sums_ = at::zeros({workers, by_head_ ? table.size(0) : 1, count, whole_vectors<T>(table.size(-1))},
                       at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value).device(at::kCPU));
   }
 
-  GradientRows<T> part(int64_t batch, int64_t part, int64_t head) const {
-    const int64_t table = tables_ == n_.heads ? head : head / n_.share;
-    const int64_t index = (batch * parts_ + part) * tables_ + table;
-    return {sums_.mutable_data_ptr<T>() + index * sums_.size(3) * sums_.size(4), sums_.size(4)};
+  GradientRows<T> rows(int64_t worker, int64_t head) const {
+    const int64_t index = worker * sums_.size(1) + (by_head_ ? head : 0);
+    return {sums_.mutable_data_ptr<T>() + index * sums_.size(2) * sums_.size(3), sums_.size(3)};
   }
 
   /// Like the table.
   Tensor result() const {
-    const bool by_head = like_.dim() == 3 && like_.size(0) > 1;
-    Tensor sum = by_head ? sums_.sum({0, 1}) : sums_.sum({0, 1, 2});
+    const Tensor sum = sums_.sum(0).narrow(-1, 0, like_.size(-1));
     Tensor gradient = at::zeros_like(like_);
-    gradient.narrow(-2, skipped_, sums_.size(3)).copy_(sum.narrow(-1, 0, like_.size(-1)));
+    gradient.narrow(-2, first_, sums_.size(2)).copy_(like_.dim() == 3 ? sum : sum.squeeze(0));
     return gradient;
   }
 
  private:
-  const Sizes& n_;
   Tensor like_;
-  int64_t skipped_, parts_, tables_;
+  int64_t first_;
+  bool by_head_;
   Tensor sums_;
 };
 
-/// Sums of gradients that several jobs add to, by part of the work, so that they can be added up in a fixed order.
+/// Sums of gradients that several jobs add to, by part of the work or by worker, so that they can be added up in a
+/// fixed order. What is as large as a table is there once for each worker, not for each batch row.
 template <typename T>
 class SharedGradients {
  public:
-  SharedGradients(const Call& c, const Sizes& n, const Rules<T>& rules, int64_t parts, const std::vector<bool>& wants)
+  SharedGradients(const Call& c, const Sizes& n, const Rules<T>& rules, int64_t parts, int64_t workers,
+                  const std::vector<bool>& wants)
       : c_(c), n_(n), parts_(parts), entries_(rules.table_entries()) {
     const auto sums = at::TensorOptions().dtype(at::kDouble).device(at::kCPU);
     if (wants[kDistanceBias]) {
-      table_ = at::zeros({n.batch, parts, n.heads, entries_}, sums);
+      table_ = at::zeros({workers, n.heads, entries_}, sums);
     }
     if (wants[kSlopes]) {
       slopes_ = at::zeros({n.batch, parts, n.heads}, sums);
@@ -113,11 +108,12 @@ class SharedGradients {
     }
     for (const Slot slot : {kRelK, kRelV}) {
       if (wants[slot]) {
-        tables_[slot].emplace(c[slot], rules.unreachable_entries(), n, parts);
+        const int64_t unreachable = rules.unreachable_entries();
+        tables_[slot].emplace(c[slot], unreachable, c[slot].size(-2) - 2 * unreachable, workers);
       }
     }
     if (wants[kPosEmb]) {
-      tables_[kPosEmb].emplace(c[kPosEmb].transpose(1, 2), 0, n, parts);
+      tables_[kPosEmb].emplace(c[kPosEmb].transpose(1, 2), 0, rules.shape().contextual_entries, workers);
     }
     for (const Slot slot : {kQuery, kFarQuery}) {
       if (wants[slot]) {
@@ -126,7 +122,7 @@ class SharedGradients {
     }
   }
 
-  void enter(BackwardJob<T>& job, int64_t batch, int64_t part, int64_t head) const {
+  void enter(BackwardJob<T>& job, int64_t worker, int64_t batch, int64_t part, int64_t head) const {
     const auto number = [&](const Tensor& x, int64_t entries) {
       const int64_t at = (batch * parts_ + part) * n_.heads + head;
       return x.defined() ? x.mutable_data_ptr<double>() + at * entries : nullptr;
@@ -134,9 +130,7 @@ class SharedGradients {
     const auto keys = [&](Slot slot) {
       return keys_[slot] ? keys_[slot]->part(batch, head / n_.share, part) : GradientRows<T>{};
     };
-    const auto table = [&](Slot slot) {
-      return tables_[slot] ? tables_[slot]->part(batch, part, head) : GradientRows<T>{};
-    };
+    const auto table = [&](Slot slot) { return tables_[slot] ? tables_[slot]->rows(worker, head) : GradientRows<T>{}; };
     const auto queries = [&](Slot slot) {
       return queries_[slot].defined() ? mutable_rows_of(queries_[slot], batch, head, job.first_query) : MutableRows{};
     };
@@ -144,7 +138,7 @@ class SharedGradients {
     job.grad_value = keys(kValue);
     job.grad_query = queries(kQuery);
     ScoreGradients<T>& to = job.grad_scores;
-    to.table = number(table_, entries_);
+    to.table = table_.defined() ? table_.mutable_data_ptr<double>() + (worker * n_.heads + head) * entries_ : nullptr;
     to.slope = number(slopes_, 1);
     to.decay_sums = number(decay_sums_, n_.keys);
     to.bias = bias_.defined() ? mutable_rows_of(expanded_bias_, batch, head) : MutableRows{};
@@ -176,10 +170,10 @@ class SharedGradients {
       case kSlopes:
         return like_input(input.dim() == 1 ? slopes_.sum({0, 1}) : slopes_.sum(1));
       case kDistanceBias:
-        return like_input(table_.sum({0, 1}));
+        return like_input(table_.sum(0));
       case kLogDecay: {
         // A token's decay is in the sums of all tokens from it on.
-        const Tensor each = decay_sums_.sum(1).flip(2).cumsum(2).flip(2);
+        const Tensor each = at::where(input < kLowestDecay, 0.0, decay_sums_.sum(1).flip(2).cumsum(2).flip(2));
         return like_input(input.size(0) == 1 ? each.sum(0, /*keepdim=*/true) : each);
       }
       case kGateBias:
@@ -214,17 +208,18 @@ std::vector<Tensor> run_backward(const Saved& s, const Call& c) {
   const int64_t pairs = n.batch * n.groups, jobs = n.share * n.tiles;
   const int64_t parts =
       serial || pairs >= at::get_num_threads() ? 1 : std::min(jobs, ceil_div(at::get_num_threads(), pairs));
-  const SharedGradients<T> gradients(c, n, rules, parts, wants);
+  const int64_t items = pairs * parts, workers = serial ? 1 : std::min<int64_t>(at::get_num_threads(), items);
+  const SharedGradients<T> gradients(c, n, rules, parts, workers, wants);
   const Tensor lse = s.lse.contiguous();
   const Tensor grad_lse = s.grad_lse ? s.grad_lse->contiguous() : Tensor();
   const int64_t seed = s.seed.item<int64_t>();
   const int64_t size = KernelsOf<T>::backward_workspace(rules.shape());
 
-  at::parallel_for(0, pairs * parts, serial ? pairs * parts : 1, [&](int64_t begin, int64_t end) {
+  const auto work = [&](int64_t worker) {
     Memory& memory = thread_memory();
     T* workspace = memory.workspace.get<T>(size);
     KeyRows<T> keys(c, jobs > 1);
-    for (int64_t item = begin; item < end; ++item) {
+    for (int64_t item = items * worker / workers; item < items * (worker + 1) / workers; ++item) {
       const int64_t b = item / (n.groups * parts), g = item / parts % n.groups, part = item % parts;
       for (int64_t i = part; i < jobs; i += parts) {
         const int64_t h = g * n.share + i / n.tiles;
@@ -246,9 +241,14 @@ std::vector<Tensor> run_backward(const Saved& s, const Call& c) {
         }
         job.lse = lse.const_data_ptr<T>() + (b * n.heads + h) * n.queries;
         job.grad_lse = grad_lse.defined() ? grad_lse.const_data_ptr<T>() + (b * n.heads + h) * n.queries : nullptr;
-        gradients.enter(job, b, part, h);
+        gradients.enter(job, worker, b, part, h);
         KernelsOf<T>::backward(job, workspace);
       }
+    }
+  };
+  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; ++worker) {
+      work(worker);
     }
   });
 

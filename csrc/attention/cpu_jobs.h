@@ -122,7 +122,7 @@ class Rules {
       table_ = c[kDistanceBias].to(c10::CppTypeToScalarType<T>::value).contiguous();
     }
     if (c.has(kLogDecay)) {
-      decay_sums_ = c[kLogDecay].to(at::kDouble).cumsum(2).contiguous();
+      decay_sums_ = c[kLogDecay].to(at::kDouble).clamp_min(kLowestDecay).cumsum(2).contiguous();
     }
     if (c.has(kBias)) {
       bias_ = c[kBias].expand({c.query().size(0), heads_, queries_, keys_});
@@ -133,7 +133,9 @@ class Rules {
       rel_v_ = c.has(kRelV) ? packed_table(c[kRelV]) : Tensor();
     }
     if (c.has(kPosEmb)) {
-      pos_emb_ = packed_table(c[kPosEmb].transpose(1, 2));
+      // No position exceeds the number of keys, so the last entry of a longer table is out of reach, as that kept is.
+      const int64_t entries = std::min(c[kPosEmb].size(2), keys_ + 2);
+      pos_emb_ = packed_table(c[kPosEmb].narrow(2, 0, entries).transpose(1, 2));
       gate_bias_ = c.has(kGateBias) ? c[kGateBias].to(at::kDouble).contiguous() : Tensor();
     }
   }

@@ -76,7 +76,7 @@ bool add_bias(const ConstRows& bias, const Tile& t, int64_t q, T* scores, T* see
   bool hides = false;
   with_type(bias.data, bias.type, [&](const auto* data) {
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
-    const T bound = static_cast<T>(lowest<Element>());
+    const T bound = hiding_bound<T, Element>();
     const auto* row = data + q * bias.row + t.first_key * bias.column;
     for (int64_t k = 0; k < t.keys; ++k) {
       const T x = widened<T>(row[k * bias.column]);

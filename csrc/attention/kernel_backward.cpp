@@ -44,7 +44,7 @@ void differentiate(const Tile& t, int64_t q, const KeyRanges& keys, const Backwa
   T *scores = w.scores + q, *grad = w.grad + q;
   int64_t k = 0;
   for (; k < keys.all; ++k) {
-    const Vec<T> weight = exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost);
+    const Vec<T> weight = exp2<true>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost);
     const Vec<T> of_score = weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
@@ -52,7 +52,7 @@ void differentiate(const Tile& t, int64_t q, const KeyRanges& keys, const Backwa
   for (; k < keys.some; ++k) {
     const Vec<T> is_seen = seen_lanes(t, w.mask, k, q);
     const Vec<T> weight =
-        Vec<T>::blendv(zero, exp2<false>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost), is_seen);
+        Vec<T>::blendv(zero, exp2<true>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost), is_seen);
     const Vec<T> of_score = Vec<T>::blendv(zero, weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta), is_seen);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);

@@ -63,8 +63,8 @@ void weigh(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, c
   Vec<T> sum(T(0)), second(T(0));
   int64_t k = 0;
   for (; k + 2 <= keys.all; k += 2) {
-    const Vec<T> x = exp2<false>(Vec<T>::loadu(column + k * kTileQueries) - largest);
-    const Vec<T> y = exp2<false>(Vec<T>::loadu(column + (k + 1) * kTileQueries) - largest);
+    const Vec<T> x = exp2<true>(Vec<T>::loadu(column + k * kTileQueries) - largest);
+    const Vec<T> y = exp2<true>(Vec<T>::loadu(column + (k + 1) * kTileQueries) - largest);
     sum = sum + x;
     second = second + y;
     x.store(column + k * kTileQueries);

@@ -7,18 +7,23 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// Numbers of a bias that hide a key: -infinity, and the lowest finite one, with which many models mask.
-double hiding_bound(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return std::numeric_limits<double>::lowest();
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::lowest();
-    case at::kBFloat16:
-      return std::numeric_limits<at::BFloat16>::lowest();
-    default:
-      return std::numeric_limits<float>::lowest();
-  }
+/// Numbers of a bias up to this one hide a key: -infinity; the lowest finite one of its dtype, with which many models
+/// mask; and those near the lowest one of the computing dtype, which kernels, whose scores are in base 2, cannot hold.
+double hiding_bound(at::ScalarType type, at::ScalarType computing) {
+  constexpr double kLn2 = 0.69314718055994530942;
+  const auto lowest = [](at::ScalarType of) {
+    switch (of) {
+      case at::kDouble:
+        return std::numeric_limits<double>::lowest();
+      case at::kHalf:
+        return static_cast<double>(std::numeric_limits<at::Half>::lowest());
+      case at::kBFloat16:
+        return static_cast<double>(std::numeric_limits<at::BFloat16>::lowest());
+      default:
+        return static_cast<double>(std::numeric_limits<float>::lowest());
+    }
+  };
+  return std::max(lowest(type), lowest(computing) * kLn2);
 }
 
 /// (T) or (B, T) -> (1 or B, 1, T).
@@ -104,7 +109,7 @@ Tensor Operands::visible(const c10::SymInt& begin, const c10::SymInt& length, co
   }
   if (call.has(kBias)) {
     const Tensor& bias = call[kBias];
-    seen = seen.logical_and((block_rows(bias, begin, length) <= hiding_bound(bias.scalar_type())).logical_not());
+    seen = seen.logical_and((block_rows(bias, begin, length) <= hiding_bound(bias.scalar_type(), dtype)).logical_not());
   }
   return seen;
 }

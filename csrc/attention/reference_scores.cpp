@@ -16,7 +16,7 @@ Tensor bias_rows(const Operands& o, const Block& block) {
 at::ScalarType wide_type(const Operands& o) { return o.call.query().is_mps() ? at::kFloat : at::kDouble; }
 
 /// Decays of all tokens up to each (B, H, Tk), whose differences are biases.
-Tensor decay_sums(const Operands& o) { return o[kLogDecay].to(wide_type(o)).cumsum(2); }
+Tensor decay_sums(const Operands& o) { return o[kLogDecay].to(wide_type(o)).clamp_min(kLowestDecay).cumsum(2); }
 
 /// Those of the tokens that the block's queries are, the last ones.
 Tensor decay_rows(const Operands& o, const Block& block, const Tensor& sums) {
@@ -60,7 +60,7 @@ void add_dot_gradients(const Operands& o, const Block& block, const Tensor& grad
     const c10::SymInt before = o.keys - o.call.query().sym_size(2) + block.begin;
     const Tensor of_queries = at::constant_pad_nd_symint(grad.sum(3), {before, o.keys - before - block.length});
     const Tensor of_sums = (of_queries - grad.sum(2)).to(wide_type(o));
-    const Tensor gradient = of_sums.flip(2).cumsum(2).flip(2).to(o.dtype);
+    const Tensor gradient = at::where(o[kLogDecay] < kLowestDecay, 0.0, of_sums.flip(2).cumsum(2).flip(2)).to(o.dtype);
     gradients.add(kLogDecay, o[kLogDecay].sym_size(0) == 1 ? gradient.sum(0, /*keepdim=*/true) : gradient);
   }
   if (gradients.wants(kBias)) {

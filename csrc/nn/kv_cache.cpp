@@ -60,6 +60,10 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
   TORCH_CHECK_VALUE(end <= options_.max_length(), "KVCache: expected at most max_length ", options_.max_length(),
                     " tokens, but got ", tokens, " new after ", length_, " cached, ", end, " in all");
 
+  if (length_ == 0) {  // an empty call before may have left some, which bind nobody
+    gate_keys_.reset();
+    log_decay_.reset();
+  }
   keys_.narrow(2, length_, tokens).copy_(k);
   values_.narrow(2, length_, tokens).copy_(v);
   if (gate_key) {
@@ -91,7 +95,7 @@ void KVCache::check(const at::Tensor& x, const char* name, int64_t tokens) const
 
 void KVCache::check_log_decay(const at::Tensor& x, int64_t tokens) const {
   TORCH_CHECK_VALUE(x.dim() == 3 && x.size(0) == options_.batch_size() && x.size(2) == tokens &&
-                        (!log_decay_.defined() || x.size(1) == log_decay_.size(1)),
+                        (length_ == 0 || !log_decay_.defined() || x.size(1) == log_decay_.size(1)),
                     "KVCache: expected log_decay of shape (", options_.batch_size(), ", ",
                     log_decay_.defined() ? c10::str(log_decay_.size(1)) : "heads", ", ", tokens, "), but got ",
                     x.sizes());

@@ -338,3 +338,15 @@ def test_default_device_is_taken_and_an_explicit_one_wins():
     with torch.device("meta"):
         assert new_cache().device.type == "meta"
         assert new_cache(device="cpu").device.type == "cpu"
+
+
+def test_an_empty_first_call_binds_nobody():
+    cache = posenc.nn.KVCache(1, 1, 8, 4)
+    empty, tokens = torch.zeros(1, 1, 0, 4), torch.randn(1, 1, 2, 4)
+    cache.append(empty, empty, gate_key=empty, log_decay=torch.zeros(1, 3, 0))
+    cache.append(tokens, tokens)
+    assert cache.gate_keys is None and cache.log_decay is None
+    cache.reset()
+    cache.append(empty, empty, log_decay=torch.zeros(1, 3, 0))
+    cache.append(tokens, tokens, log_decay=torch.zeros(1, 2, 2))
+    assert cache.log_decay.shape == (1, 2, 2)

@@ -18,6 +18,12 @@ constexpr double lowest() {
   }
 }
 
+/// Entries up to this one hide their key: the lowest number of the type, and those that are -infinity in base 2.
+template <typename T, typename Element>
+T hiding_bound() {
+  return static_cast<T>(std::max(lowest<Element>(), static_cast<double>(std::numeric_limits<T>::lowest()) * kLn2));
+}
+
 /// Adds the bias to a tile of scores. True where an entry hides its key; such entries are 0 in `mask` then, which
 /// otherwise says what the tile's cover says.
 template <typename T>
@@ -25,7 +31,7 @@ bool add_bias(const ConstRows& bias, const Visibility& v, const Tile& t, T* mask
   bool hides = false;
   with_type(bias.data, bias.type, [&](const auto* data) {
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
-    const T bound = static_cast<T>(lowest<Element>());
+    const T bound = hiding_bound<T, Element>();
     for (int64_t q = 0; q < t.queries; ++q) {
       const auto* row = data + (t.first_query + q) * bias.row + t.first_key * bias.column;
       for (int64_t k = 0; k < t.keys; ++k) {

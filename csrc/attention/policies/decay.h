@@ -11,20 +11,36 @@ namespace {
 /// The key that a query of the tile is itself.
 inline int64_t own_key(const Visibility& v, const Tile& t, int64_t q) { return v.keys - v.queries + t.first_query + q; }
 
-/// Adds the bias to a tile of scores, in base 2. Sums are taken from one within the tile, so long ones lose nothing.
+/// A number as T and what T loses of it.
+template <typename T>
+struct Parts {
+  T most, rest;
+};
+
+template <typename T>
+Parts<T> parts_of(double x) {
+  const T most = static_cast<T>(x);
+  return {most, static_cast<T>(x - static_cast<double>(most))};
+}
+
+/// Adds the bias to a tile of scores, in base 2. Sums are taken from one within the tile, so long ones lose nothing; a
+/// token that forgets all makes even these large on one side of it, where they cancel.
 template <typename T>
 void add_decay(const double* sums, const Visibility& v, const Tile& t, T* scores) {
   const double base = sums[own_key(v, t, 0)];
-  T of_query[kTileQueries] = {};
+  T most[kTileQueries] = {}, rest[kTileQueries] = {};
   for (int64_t q = 0; q < t.queries; ++q) {
-    of_query[q] = static_cast<T>((sums[own_key(v, t, q)] - base) * kLog2E);
+    const Parts<T> of_query = parts_of<T>((sums[own_key(v, t, q)] - base) * kLog2E);
+    most[q] = of_query.most;
+    rest[q] = of_query.rest;
   }
   for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
-    const Vec<T> row = Vec<T>::loadu(of_query + q);
+    const Vec<T> row_most = Vec<T>::loadu(most + q), row_rest = Vec<T>::loadu(rest + q);
     for (int64_t k = 0; k < keys.some; ++k) {
       T* to = scores + k * kTileQueries + q;
-      const T of_key = static_cast<T>((base - sums[t.first_key + k]) * kLog2E);
-      (Vec<T>::loadu(to) + (row + Vec<T>(of_key))).store(to);
+      const Parts<T> of_key = parts_of<T>((base - sums[t.first_key + k]) * kLog2E);
+      const Vec<T> bias = (row_most + Vec<T>(of_key.most)) + (row_rest + Vec<T>(of_key.rest));
+      (Vec<T>::loadu(to) + bias).store(to);
     }
   });
 }

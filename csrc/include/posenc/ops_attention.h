@@ -52,6 +52,7 @@ struct AttentionFuncOptions {
   /// Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   /// (B, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own. Needs is_causal.
+  /// Entries below -100000 count as that.
   TORCH_ARG(std::optional<at::Tensor>, log_decay) = std::nullopt;
   TORCH_ARG(double, dropout_p) = 0.0;
 };

@@ -141,6 +141,8 @@ class KVCache:
                 f"KVCache: expected at most max_length {self.max_length} tokens, but got {tokens} new after {start} "
                 f"cached, {end} in all"
             )
+        if start == 0:  # an empty call before may have left some, which bind nobody
+            self._gate_keys = self._log_decay = None
         self._keys[:, :, start:end].copy_(k)
         self._values[:, :, start:end].copy_(v)
         if gate_key is not None:
@@ -199,7 +201,7 @@ class KVCache:
     def _check_log_decay(self, x: Tensor, tokens: int) -> None:
         heads = "heads" if self._log_decay is None else self._log_decay.shape[1]
         fits = x.dim() == 3 and x.shape[0] == self.batch_size and x.shape[2] == tokens
-        if not fits or (self._log_decay is not None and x.shape[1] != heads):
+        if not fits or (self._length > 0 and self._log_decay is not None and x.shape[1] != heads):
             raise ValueError(
                 f"KVCache: expected log_decay of shape ({self.batch_size}, {heads}, {tokens}), but got {list(x.shape)}"
             )
