@@ -7,6 +7,7 @@
 namespace posenc::attention_ops {
 
 using rotary_ops::holds;
+using rotary_ops::one_or;
 
 const char* name_of(const Call& c, Slot slot) {
   const bool piecewise = c.inputs[kFarQuery].has_value();
@@ -45,10 +46,6 @@ const char* name_of(const Call& c, Slot slot) {
 namespace {
 
 bool equal(const c10::SymInt& a, const c10::SymInt& b) { return holds(a.sym_eq(b)); }
-
-bool one_or(const c10::SymInt& size, const c10::SymInt& batch) {
-  return holds(size.sym_eq(1).sym_or(size.sym_eq(batch)));
-}
 
 /// query, key, value and their kin: (batch, heads, length, width), one dtype, one device.
 void check_operands(const Call& c) {

@@ -216,29 +216,16 @@ std::vector<Tensor> run_backward(const Saved& s, const Call& c) {
   const int64_t size = KernelsOf<T>::backward_workspace(rules.shape());
 
   const auto work = [&](int64_t worker) {
-    Memory& memory = thread_memory();
-    T* workspace = memory.workspace.get<T>(size);
+    T* workspace = thread_memory().workspace.get<T>(size);
     KeyRows<T> keys(c, jobs > 1);
     for (int64_t item = items * worker / workers; item < items * (worker + 1) / workers; ++item) {
       const int64_t b = item / (n.groups * parts), g = item / parts % n.groups, part = item % parts;
       for (int64_t i = part; i < jobs; i += parts) {
         const int64_t h = g * n.share + i / n.tiles;
         BackwardJob<T> job{};
-        job.shape = rules.shape();
-        job.visible = rules.visibility(b);
-        job.scores = rules.scores(b, h);
-        job.scores.contextual.state = contextual_state<T>(s.state, b * n.heads + h);
-        job.dropout = dropout_of(c, seed, b * n.heads + h);
-        job.scale = c.score_scale();
-        job.first_query = i % n.tiles * kTileQueries;
-        job.queries = std::min(kTileQueries, n.queries - job.first_query);
-        job.query = rows_of(c.query(), b, h, job.first_query);
+        describe(job, c, n, rules, keys, s.state, seed, b, h, i % n.tiles * kTileQueries);
         job.out = rows_of(s.out, b, h, job.first_query);
         job.grad_out = rows_of(s.grad_out, b, h, job.first_query);
-        keys.enter(job, b, g, memory);
-        if (c.has(kFarQuery)) {
-          job.scores.far.query = rows_of(c[kFarQuery], b, h, job.first_query);
-        }
         job.lse = lse.const_data_ptr<T>() + (b * n.heads + h) * n.queries;
         job.grad_lse = grad_lse.defined() ? grad_lse.const_data_ptr<T>() + (b * n.heads + h) * n.queries : nullptr;
         gradients.enter(job, worker, b, part, h);

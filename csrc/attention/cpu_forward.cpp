@@ -17,25 +17,12 @@ void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& l
   const int64_t grain = n.products() < kSerialProducts ? items : 1;
   const int64_t size = KernelsOf<T>::forward_workspace(rules.shape());
   at::parallel_for(0, items, grain, [&](int64_t begin, int64_t end) {
-    Memory& memory = thread_memory();
-    T* workspace = memory.workspace.get<T>(size);
+    T* workspace = thread_memory().workspace.get<T>(size);
     KeyRows<T> keys(c, n.share * n.tiles > 1);
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t b = item / (n.heads * n.tiles), h = item / n.tiles % n.heads, g = h / n.share;
+      const int64_t b = item / (n.heads * n.tiles), h = item / n.tiles % n.heads;
       ForwardJob<T> job{};
-      job.shape = rules.shape();
-      job.visible = rules.visibility(b);
-      job.scores = rules.scores(b, h);
-      job.scores.contextual.state = contextual_state<T>(state, b * n.heads + h);
-      job.dropout = dropout_of(c, seed, b * n.heads + h);
-      job.scale = c.score_scale();
-      job.first_query = mixed_tile(item % n.tiles, n.tiles) * kTileQueries;
-      job.queries = std::min(kTileQueries, n.queries - job.first_query);
-      job.query = rows_of(c.query(), b, h, job.first_query);
-      keys.enter(job, b, g, memory);
-      if (c.has(kFarQuery)) {
-        job.scores.far.query = rows_of(c[kFarQuery], b, h, job.first_query);
-      }
+      describe(job, c, n, rules, keys, state, seed, b, h, mixed_tile(item % n.tiles, n.tiles) * kTileQueries);
       job.out = mutable_rows_of(out, b, h, job.first_query);
       job.lse = lse.mutable_data_ptr<T>() + (b * n.heads + h) * n.queries;
       KernelsOf<T>::forward(job, workspace);

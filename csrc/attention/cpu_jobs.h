@@ -217,7 +217,8 @@ class Rules {
   /// A table (entries, width), or one for each head, as (1 or heads, entries, whole vectors) of T.
   static Tensor packed_table(const Tensor& table) {
     const Tensor by_head = (table.dim() == 2 ? table.unsqueeze(0) : table).to(c10::CppTypeToScalarType<T>::value);
-    return at::constant_pad_nd(by_head, {0, whole_vectors<T>(by_head.size(2)) - by_head.size(2)}).contiguous();
+    const int64_t missing = whole_vectors<T>(by_head.size(2)) - by_head.size(2);
+    return (missing == 0 ? by_head : at::constant_pad_nd(by_head, {0, missing})).contiguous();
   }
 
   static PackedRows<T> table_rows(const Tensor& table, int64_t head) {
@@ -371,6 +372,26 @@ ContextualState<T> contextual_state(const std::vector<Tensor>& state, int64_t he
 inline Dropout dropout_of(const Call& c, int64_t seed, int64_t head) {
   const auto bits = static_cast<uint64_t>(seed);
   return {c.dropout_p, static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32), static_cast<uint32_t>(head)};
+}
+
+/// What the jobs of both passes have in common: a tile of queries of a head, from query `first_query` on, with its
+/// keys.
+template <typename T, typename Job>
+void describe(Job& job, const Call& c, const Sizes& n, const Rules<T>& rules, KeyRows<T>& keys,
+              const std::vector<Tensor>& state, int64_t seed, int64_t batch, int64_t head, int64_t first_query) {
+  job.shape = rules.shape();
+  job.visible = rules.visibility(batch);
+  job.scores = rules.scores(batch, head);
+  job.scores.contextual.state = contextual_state<T>(state, batch * n.heads + head);
+  job.dropout = dropout_of(c, seed, batch * n.heads + head);
+  job.scale = c.score_scale();
+  job.first_query = first_query;
+  job.queries = std::min(kTileQueries, n.queries - first_query);
+  job.query = rows_of(c.query(), batch, head, first_query);
+  keys.enter(job, batch, head / n.share, thread_memory());
+  if (c.has(kFarQuery)) {
+    job.scores.far.query = rows_of(c[kFarQuery], batch, head, first_query);
+  }
 }
 
 }  // namespace posenc::attention_ops

@@ -27,23 +27,6 @@ inline void fill_distances(const Visibility& v, const Tile& t, int64_t q, double
   }
 }
 
-/// Of all queries and keys of a block.
-inline Range<double> range_of_distances(const Visibility& v, const Tile& t) {
-  if (v.q_positions != nullptr) {
-    const auto q = range_of(v.q_positions, t.queries);
-    const auto k = range_of(v.k_positions + t.first_key, t.keys);
-    return {k.smallest - q.largest, k.largest - q.smallest};
-  }
-  const int64_t first = t.first_key - v.offset;
-  return {static_cast<double>(first - (t.queries - 1)), static_cast<double>(first + t.keys - 1)};
-}
-
-/// radius + clip(distance, -radius, radius)
-inline int64_t clipped_entry(double distance, int64_t radius) {
-  const double bound = static_cast<double>(radius);
-  return static_cast<int64_t>(std::clamp(distance, -bound, bound) + bound);
-}
-
 /// Adds the biases that are functions of the distance to a row of scores.
 template <typename T>
 void add_distance_bias(const ScoreBias<T>& b, const double* distance, int64_t keys, T* scores) {
@@ -95,7 +78,7 @@ void multiply_tables(const DecodeJob<T>& job, const T* query, const TableOf& tab
   const int64_t query_row = whole_steps<T>(job.shape.width);
   for (int64_t h = 0; h < job.heads; ++h) {
     const PackedRows<T>& table = table_of(job.scores[h]);
-    const BlockRows<T> rows{table.data + first * table.row, table.row, count};
+    const BlockRows<T> rows{table.from(first).data, table.row, count};
     score_rows(query + h * job.queries * query_row, query_row, job.queries, rows, job.shape.width,
                to + h * job.queries * to_row, to_row);
   }

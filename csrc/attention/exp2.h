@@ -16,9 +16,8 @@ using cpu::Vi;
 /// 2^(x + low) for a `low` too small to be added to x. The integer part of x goes into the exponent; 2^r for the rest,
 /// |r| <= 1/2, is a polynomial of degree 6 with a constant of exactly 1 (else each rescaling of a long row would
 /// drift): 8.2e-8 of relative error and 1e-9 in the mean, so that sums of thousands of gates do not drift either. Below
-/// 2^-100 the result is 2^-100 or, with kZero, 0 (smaller weights would make denormal products, twenty times slower,
-/// and count for nothing beside the largest, which is 1); NaN stays NaN.
-template <bool kZero>
+/// 2^-100 the result is 0 (smaller weights would make denormal products, twenty times slower, and count for nothing
+/// beside the largest, which is 1); NaN stays NaN.
 inline Vf exp2(const Vf& exponent, const Vf& low = Vf(0.0f)) {
   const Vf lowest(-100.0f), magic(12582912.0f);  // 1.5 * 2^23: the sum's last bits are the rounded integer
   const Vf x = at::vec::clamp_min(exponent, lowest);
@@ -31,11 +30,10 @@ inline Vf exp2(const Vf& exponent, const Vf& low = Vf(0.0f)) {
   p = fmadd(p, r, Vf(0.6931471824645996f));
   p = fmadd(p, r, Vf(1.0f));
   const Vf y = at::vec::cast<float>(at::vec::cast<int32_t>(p) + (at::vec::cast<int32_t>(t) << Vi(23)));
-  return kZero ? Vf::blendv(y, Vf(0.0f), exponent < lowest) : y;
+  return Vf::blendv(y, Vf(0.0f), exponent < lowest);
 }
 
 /// The same to double's accuracy: the series of 2^r up to r^13.
-template <bool kZero>
 inline Vd exp2(const Vd& exponent, const Vd& low = Vd(0.0)) {
   using Vl = at::vec::Vectorized<int64_t>;
   const Vd lowest(-900.0), magic(6755399441055744.0);  // 1.5 * 2^52
@@ -50,7 +48,7 @@ inline Vd exp2(const Vd& exponent, const Vd& low = Vd(0.0)) {
     p = fmadd(p, r, Vd(kInverseFactorials[i]));
   }
   const Vd y = at::vec::cast<double>(at::vec::cast<int64_t>(p) + (at::vec::cast<int64_t>(t) << Vl(52)));
-  return kZero ? Vd::blendv(y, Vd(0.0), exponent < lowest) : y;
+  return Vd::blendv(y, Vd(0.0), exponent < lowest);
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ template <typename T>
 struct PackedRows {
   const T* data;
   int64_t row;
+
+  /// The rows from `first` on.
+  PackedRows from(int64_t first) const { return {data + first * row, row}; }
 };
 
 /// Which keys a query sees, for one batch row.
@@ -66,6 +69,9 @@ template <typename T>
 struct GradientRows {
   T* data;
   int64_t row;
+
+  /// The rows from `first` on.
+  GradientRows from(int64_t first) const { return {data + first * row, row}; }
 };
 
 /// Biases that are added to scale * query . key.

@@ -44,15 +44,14 @@ void differentiate(const Tile& t, int64_t q, const KeyRanges& keys, const Backwa
   T *scores = w.scores + q, *grad = w.grad + q;
   int64_t k = 0;
   for (; k < keys.all; ++k) {
-    const Vec<T> weight = exp2<true>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost);
+    const Vec<T> weight = exp2(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost);
     const Vec<T> of_score = weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
   }
   for (; k < keys.some; ++k) {
     const Vec<T> is_seen = seen_lanes(t, w.mask, k, q);
-    const Vec<T> weight =
-        Vec<T>::blendv(zero, exp2<true>(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost), is_seen);
+    const Vec<T> weight = Vec<T>::blendv(zero, exp2(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost), is_seen);
     const Vec<T> of_score = Vec<T>::blendv(zero, weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta), is_seen);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
@@ -130,7 +129,7 @@ void prepare_lse(const BackwardJob<T>& job, const Tile& t, const Lacking& lackin
 /// The gradients of queries and keys from those of a tile of their products.
 template <typename T>
 void add_product_gradients(const Tile& t, const T* mask, const T* grad, const Operands<T>& o, int64_t width) {
-  const PackedRows<T> key{o.key.data + t.first_key * o.key.row, o.key.row};
+  const PackedRows<T> key = o.key.from(t.first_key);
   const bool partly = t.cover != Cover::kAll;
   if (o.grad_query != nullptr) {
     if (partly && any_infinite(key.data, key.row, t.keys, width)) {
@@ -140,7 +139,7 @@ void add_product_gradients(const Tile& t, const T* mask, const T* grad, const Op
     }
   }
   if (o.grad_key.data != nullptr) {
-    T* to = o.grad_key.data + t.first_key * o.grad_key.row;
+    T* to = o.grad_key.from(t.first_key).data;
     if (partly && o.wild_query) {
       sum_seen_queries(t, mask, grad, o.query_rows, width, to, o.grad_key.row);
     } else {
@@ -161,7 +160,7 @@ void add_value_gradients(const BackwardJob<T>& job, const Tile& t, bool wild_gra
   if (job.grad_value.data == nullptr) {
     return;
   }
-  T* to = job.grad_value.data + t.first_key * job.grad_value.row;
+  T* to = job.grad_value.from(t.first_key).data;
   if (t.cover != Cover::kAll && wild_grad) {
     sum_seen_queries(t, w.mask, w.scores, w.grad_rows, width, to, job.grad_value.row);
   } else {
@@ -189,11 +188,6 @@ void unpack_gradients(const Tile& t, int64_t width, const T* rows, double scale,
     std::fill(factor, factor + t.queries, static_cast<T>(scale));
     unpack_rows(rows, padded<T>(width), t.queries, width, factor, to);
   }
-}
-
-template <typename T>
-void scale_rows(T* rows, int64_t count, double scale) {
-  std::transform(rows, rows + count, rows, [&](T x) { return x * static_cast<T>(scale); });
 }
 
 template <typename T>
@@ -234,7 +228,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
     }
     policies.meet(t);
     policies.score(t, operands, w.scores, w.mask);
-    const PackedRows<T> value{job.value.data + t.first_key * job.value.row, job.value.row};
+    const PackedRows<T> value = job.value.from(t.first_key);
     score_product<T>(value, w.grad_out, t.keys, t.lanes, job.shape.value_width, t.diagonal, w.grad, nullptr);
     policies.add_to_weight_gradients(t, w.grad);
     if (job.dropout.probability > 0.0) {

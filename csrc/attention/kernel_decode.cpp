@@ -67,14 +67,14 @@ T weigh(int64_t keys, T* scores, T& largest, double& total) {
   const Vec<T> shift(largest);
   Vec<T> sum(T(0));
   for (int64_t k = 0; k < lanes; k += kLanes) {
-    const Vec<T> x = exp2<true>(Vec<T>::loadu(scores + k) - shift);
+    const Vec<T> x = exp2(Vec<T>::loadu(scores + k) - shift);
     sum = sum + x;
     x.store(scores + k);
   }
   T factor(1);
   if (largest != before) {
     alignas(64) T all[kLanes];
-    exp2<true>(Vec<T>(before) - shift).store(all);
+    exp2(Vec<T>(before) - shift).store(all);
     factor = all[0];
   }
   total = total * static_cast<double>(factor) + static_cast<double>(cpu::sum_lanes(sum));
@@ -162,8 +162,6 @@ class Decoder {
  private:
   /// Elements of T in a double.
   static constexpr int64_t kDouble = sizeof(double) / sizeof(T);
-  /// Blocks whose products are summed together. Sums of such sums lose less on a long row than one sum.
-  static constexpr int64_t kBlocksTogether = 32;
 
   void start(int64_t begin, int64_t end) {
     t_.queries = job_.queries;
@@ -217,20 +215,8 @@ class Decoder {
     }
     std::transform(factor_, factor_ + rows_, since_, since_, std::multiplies<T>());
     sum_values(all);
-    if (++blocks_ % kBlocksTogether == 0) {
-      set_sums_aside();
-    }
-  }
-
-  /// Adds the sums to the older ones, which are as they were when this was done last, and begins anew.
-  void set_sums_aside() {
-    for (int64_t r = 0; r < rows_; ++r) {
-      T *sums = sums_ + r * sums_row_, *older = older_sums_ + r * sums_row_;
-      for (int64_t d = 0; d < sums_row_; ++d) {
-        older[d] = older[d] * since_[r] + sums[d];
-        sums[d] = T(0);
-      }
-      since_[r] = T(1);
+    if (++blocks_ % kSumsTogether == 0) {
+      set_sums_aside(rows_, sums_row_, sums_, older_sums_, since_);
     }
   }
 
@@ -348,7 +334,7 @@ class Decoder {
 
   /// Writes what the job has found.
   void finish() {
-    set_sums_aside();
+    set_sums_aside(rows_, sums_row_, sums_, older_sums_, since_);
     for (int64_t r = 0; r < rows_; ++r) {
       T* sums = job_.sums + r * job_.sums_row;
       std::fill(sums, sums + padded<T>(job_.shape.value_width), T(0));

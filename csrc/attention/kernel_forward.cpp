@@ -10,9 +10,6 @@ namespace {
 template <typename T>
 constexpr T kStart = std::numeric_limits<T>::lowest();
 
-/// Tiles of keys that are summed together. Sums of such sums lose less on a long row than one sum.
-constexpr int64_t kTilesTogether = 32;
-
 template <typename T>
 struct ForwardWorkspace {
   T *rows, *query, *scores, *mask, *sums, *older_sums, *largest, *factor, *since, *policies;
@@ -63,22 +60,22 @@ void weigh(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, c
   Vec<T> sum(T(0)), second(T(0));
   int64_t k = 0;
   for (; k + 2 <= keys.all; k += 2) {
-    const Vec<T> x = exp2<true>(Vec<T>::loadu(column + k * kTileQueries) - largest);
-    const Vec<T> y = exp2<true>(Vec<T>::loadu(column + (k + 1) * kTileQueries) - largest);
+    const Vec<T> x = exp2(Vec<T>::loadu(column + k * kTileQueries) - largest);
+    const Vec<T> y = exp2(Vec<T>::loadu(column + (k + 1) * kTileQueries) - largest);
     sum = sum + x;
     second = second + y;
     x.store(column + k * kTileQueries);
     y.store(column + (k + 1) * kTileQueries);
   }
   for (; k < keys.some; ++k) {
-    const Vec<T> x = exp2<true>(Vec<T>::loadu(column + k * kTileQueries) - largest);
+    const Vec<T> x = exp2(Vec<T>::loadu(column + k * kTileQueries) - largest);
     sum = sum + x;
     x.store(column + k * kTileQueries);
   }
   for (; k < keys.end; ++k) {
     Vec<T>(T(0)).store(column + k * kTileQueries);
   }
-  const Vec<T> factor = exp2<true>(before - largest);
+  const Vec<T> factor = exp2(before - largest);
   factor.store(w.factor + q);
   T factors[Vec<T>::size()], sums[Vec<T>::size()];
   factor.store(factors);
@@ -86,19 +83,6 @@ void weigh(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, c
   for (int i = 0; i < Vec<T>::size(); ++i) {
     w.total[q + i] = w.total[q + i] * static_cast<double>(factors[i]) + static_cast<double>(sums[i]);
   }
-}
-
-/// Adds the sums to the older ones, which are as they were when this was done last, and begins anew.
-template <typename T>
-void set_sums_aside(const Tile& t, int64_t width, const ForwardWorkspace<T>& w) {
-  for (int64_t q = 0; q < t.queries; ++q) {
-    T *sums = w.sums + q * width, *older = w.older_sums + q * width;
-    for (int64_t d = 0; d < width; ++d) {
-      older[d] = older[d] * w.since[q] + sums[d];
-      sums[d] = T(0);
-    }
-  }
-  std::fill(w.since, w.since + t.lanes, T(1));
 }
 
 template <typename T>
@@ -123,7 +107,7 @@ void forward(const ForwardJob<T>& job, T* workspace) {
   visible_keys(job.visible, t.first_query, t.queries, begin, end);
   ForwardPolicies<T> policies(job, w.policies);
   policies.begin(t, begin, end, operands, w.rows, job.scale, w.scores);
-  const bool is_long = end - begin > kTilesTogether * kTileKeys;
+  const bool is_long = end - begin > kSumsTogether * kTileKeys;
   int64_t tiles = 0;
   if (is_long) {
     std::fill(w.since, w.since + t.lanes, T(1));
@@ -137,7 +121,7 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     if (t.cover == Cover::kHidden) {
       continue;
     }
-    const PackedRows<T> value{job.value.data + t.first_key * job.value.row, job.value.row};
+    const PackedRows<T> value = job.value.from(t.first_key);
     policies.meet(t, w.largest);
     std::copy(w.largest, w.largest + t.lanes, previous);
     const bool know_largest = policies.plain() && t.cover == Cover::kAll;
@@ -157,13 +141,13 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     }
     if (is_long) {
       std::transform(w.factor, w.factor + t.lanes, w.since, w.since, std::multiplies<T>());
-      if (++tiles % kTilesTogether == 0) {
-        set_sums_aside(t, value_width, w);
+      if (++tiles % kSumsTogether == 0) {
+        set_sums_aside(t.queries, value_width, w.sums, w.older_sums, w.since);
       }
     }
   }
   if (is_long) {
-    set_sums_aside(t, value_width, w);
+    set_sums_aside(t.queries, value_width, w.sums, w.older_sums, w.since);
   }
   T* sums = is_long ? w.older_sums : w.sums;
   policies.finish(t, begin, value_width, sums, w.scores);

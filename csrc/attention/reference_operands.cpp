@@ -1,3 +1,4 @@
+#include "attention/kernel.h"
 #include "attention/reference_scores.h"
 
 #include <limits>
@@ -10,7 +11,6 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 /// Numbers of a bias up to this one hide a key: -infinity; the lowest finite one of its dtype, with which many models
 /// mask; and those near the lowest one of the computing dtype, which kernels, whose scores are in base 2, cannot hold.
 double hiding_bound(at::ScalarType type, at::ScalarType computing) {
-  constexpr double kLn2 = 0.69314718055994530942;
   const auto lowest = [](at::ScalarType of) {
     switch (of) {
       case at::kDouble:

@@ -5,13 +5,9 @@
 
 #include "attention/dropout.h"
 #include "attention/kernel.h"
-#include "attention/matmul.h"
-
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+#include "attention/rows.h"
 
 #include <limits>
-#include <type_traits>
 
 namespace posenc::attention_ops {
 namespace {
@@ -70,6 +66,24 @@ inline void visible_keys(const Visibility& v, int64_t first_query, int64_t queri
   }
   end = std::max(end, int64_t{0});
   begin = std::min(begin, end);
+}
+
+/// radius + clip(distance, -radius, radius): the entry of a table of 2 * radius + 1.
+template <typename Number>
+int64_t clipped_entry(Number distance, int64_t radius) {
+  const Number bound = static_cast<Number>(radius);
+  return static_cast<int64_t>(std::clamp(distance, -bound, bound) + bound);
+}
+
+/// key - query, of all pairs of a tile.
+inline Range<double> range_of_distances(const Visibility& v, const Tile& t) {
+  if (v.q_positions != nullptr) {
+    const auto q = range_of(v.q_positions + t.first_query, t.queries);
+    const auto k = range_of(v.k_positions + t.first_key, t.keys);
+    return {k.smallest - q.largest, k.largest - q.smallest};
+  }
+  const int64_t first = t.first_key - t.first_query - v.offset;
+  return {static_cast<double>(first - (t.queries - 1)), static_cast<double>(first + t.keys - 1)};
 }
 
 /// How the positions of keys a .. b and queries c .. d stand to each other: all seen, none, or some.
@@ -178,80 +192,6 @@ inline int64_t distance_of(const Visibility& v, const Tile& t, int64_t k, int64_
   return static_cast<int64_t>(v.k_positions[t.first_key + k] - v.q_positions[t.first_query + q]);
 }
 
-/// Calls body(typed pointer) for memory of a type.
-template <typename Body>
-void with_type(const void* data, ElementType type, const Body& body) {
-  switch (type) {
-    case ElementType::kFloat:
-      return body(static_cast<const float*>(data));
-    case ElementType::kDouble:
-      return body(static_cast<const double*>(data));
-    case ElementType::kBFloat16:
-      return body(static_cast<const c10::BFloat16*>(data));
-    default:
-      return body(static_cast<const c10::Half*>(data));
-  }
-}
-
-template <typename T, typename Element>
-T widened(Element x) {
-  if constexpr (sizeof(Element) == 2) {
-    return static_cast<T>(static_cast<float>(x));
-  } else {
-    return static_cast<T>(x);
-  }
-}
-
-/// One vector of T from memory of any type.
-template <typename T, typename Element>
-inline Vec<T> load_vector(const Element* p) {
-  if constexpr (std::is_same_v<T, Element>) {
-    return Vec<T>::loadu(p);
-  } else if constexpr (std::is_same_v<T, float> && sizeof(Element) == 2) {
-    Vec<float> x;
-    at::vec::load_to_float<Element>(p, x);
-    return x;
-  } else {
-    alignas(64) T lanes[Vec<T>::size()];
-    for (int i = 0; i < Vec<T>::size(); ++i) {
-      lanes[i] = widened<T>(p[i]);
-    }
-    return Vec<T>::loadu(lanes);
-  }
-}
-
-/// `rows` from row i on.
-inline ConstRows from_row(const ConstRows& rows, int64_t i) {
-  ConstRows from = rows;
-  with_type(rows.data, rows.type, [&](const auto* data) { from.data = data + i * rows.row; });
-  return from;
-}
-
-/// Rows as T, row after row of `padded` elements, zeros behind `width`.
-template <typename T>
-void pack_rows(const ConstRows& from, int64_t rows, int64_t width, int64_t padded_width, T* to) {
-  with_type(from.data, from.type, [&](const auto* data) {
-    for (int64_t i = 0; i < rows; ++i) {
-      const auto* row = data + i * from.row;
-      T* out = to + i * padded_width;
-      if (from.column == 1) {
-        int64_t d = 0;
-        for (; d + Vec<T>::size() <= width; d += Vec<T>::size()) {
-          load_vector<T>(row + d).store(out + d);
-        }
-        for (; d < width; ++d) {
-          out[d] = widened<T>(row[d]);
-        }
-      } else {
-        for (int64_t d = 0; d < width; ++d) {
-          out[d] = widened<T>(row[d * from.column]);
-        }
-      }
-      std::fill(out + width, out + padded_width, T(0));
-    }
-  });
-}
-
 /// The rows of a tile's queries, and zeros in those of the lanes between.
 template <typename T>
 void pack_queries(const ConstRows& from, const Tile& t, int64_t width, T* to) {
@@ -279,55 +219,6 @@ void pack_transposed(const T* rows, const Tile& t, int64_t width, T factor, T* t
       }
     }
   }
-}
-
-template <typename Element, typename T>
-Element narrowed(T x) {
-  if constexpr (sizeof(Element) == 2) {
-    return static_cast<Element>(static_cast<float>(x));
-  } else {
-    return static_cast<Element>(x);
-  }
-}
-
-/// to[i] = factor[i] * rows[i], in the type and strides of `to`.
-template <typename T>
-void unpack_rows(const T* rows, int64_t row, int64_t count, int64_t width, const T* factor, const MutableRows& to) {
-  with_type(to.data, to.type, [&](const auto* data) {
-    using Element = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
-    for (int64_t i = 0; i < count; ++i) {
-      const T* from = rows + i * row;
-      Element* out = const_cast<Element*>(data) + i * to.row;
-      if (to.column == 1) {
-        for (int64_t d = 0; d < width; ++d) {
-          out[d] = narrowed<Element>(factor[i] * from[d]);
-        }
-      } else {
-        for (int64_t d = 0; d < width; ++d) {
-          out[d * to.column] = narrowed<Element>(factor[i] * from[d]);
-        }
-      }
-    }
-  });
-}
-
-/// Whether any of rows x width elements is NaN or infinite.
-template <typename T>
-bool any_infinite(const T* rows, int64_t row, int64_t count, int64_t width) {
-  Vec<T> sum(T(0));  // x * 0 is NaN for such x, and stays it
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t d = 0; d < width; d += Vec<T>::size()) {
-      sum = fmadd(Vec<T>::loadu(rows + i * row + d), Vec<T>(T(0)), sum);
-    }
-  }
-  T lanes[Vec<T>::size()];
-  sum.store(lanes);
-  for (const T x : lanes) {
-    if (x != x) {
-      return true;
-    }
-  }
-  return false;
 }
 
 /// Whether query q sees key k of the tile.

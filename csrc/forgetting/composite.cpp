@@ -11,12 +11,9 @@ namespace posenc::forgetting_ops {
 namespace {
 
 using rotary_ops::holds;
+using rotary_ops::one_or;
 
 constexpr const char* kModule = "ForgettingBias";
-
-bool one_or(const c10::SymInt& size, const c10::SymInt& batch) {
-  return holds(size.sym_eq(1).sym_or(size.sym_eq(batch)));
-}
 
 void check_input(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   TORCH_CHECK_VALUE(weight.dim() == 2, kModule, ": expected weight of shape (num_heads, embed_dim), but got ",

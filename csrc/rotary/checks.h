@@ -28,6 +28,11 @@ struct AngleShape {
 
 inline bool holds(const c10::SymBool& rule) { return rule.expect_true(__FILE__, __LINE__); }
 
+/// Whether a dimension is there once for all, or for each of `count`.
+inline bool one_or(const c10::SymInt& size, const c10::SymInt& count) {
+  return holds(size.sym_eq(1).sym_or(size.sym_eq(count)));
+}
+
 inline bool is_rotatable(at::ScalarType type) {
   return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
 }
@@ -122,8 +127,8 @@ inline void check_positions(const char* op, const OptionalTensor& positions, con
                       " with length ", *length, ", but got ", p.sym_sizes());
   }
   if (batch && p.dim() == leading + 2) {
-    TORCH_CHECK_VALUE(holds(p.sym_size(leading).sym_eq(1).sym_or(p.sym_size(leading).sym_eq(*batch))), op,
-                      ": expected positions of shape ", form, " with batch 1 or ", *batch, ", but got ", p.sym_sizes());
+    TORCH_CHECK_VALUE(one_or(p.sym_size(leading), *batch), op, ": expected positions of shape ", form,
+                      " with batch 1 or ", *batch, ", but got ", p.sym_sizes());
   }
   if (inv_freq.dim() > 1) {
     TORCH_CHECK_VALUE(holds(p.sym_size(0).sym_eq(inv_freq.sym_size(0))), op,

@@ -90,8 +90,7 @@ class Policies {
   }
 
   void product(const Tile& t, const PackedRows<T>& keys, const T* query, T* scores, T* largest) const {
-    const PackedRows<T> rows{keys.data + t.first_key * keys.row, keys.row};
-    score_product(rows, query, t.keys, t.lanes, shape_.width, t.diagonal, scores, largest);
+    score_product(keys.from(t.first_key), query, t.keys, t.lanes, shape_.width, t.diagonal, scores, largest);
   }
 
   /// What gates follow from: the scores, or a product of their own.
@@ -183,8 +182,7 @@ class ForwardPolicies : public Policies<T> {
     if (this->has_relative_values()) {
       const PackedRows<T>& table = this->scores_.relative.value;
       relative_value_.for_each_sum(t, scratch, [&](int64_t first, int64_t count, const T* weights) {
-        const PackedRows<T> rows{table.data + first * table.row, table.row};
-        sum_over_keys<T>(weights, rows, count, t.queries, row, kNoDiagonal, nullptr, sums);
+        sum_over_keys<T>(weights, table.from(first), count, t.queries, row, kNoDiagonal, nullptr, sums);
       });
     }
     if (this->contextual_.used()) {
@@ -301,7 +299,7 @@ class BackwardPolicies : public Policies<T> {
     const int64_t row = padded<T>(this->shape_.width), value_row = padded<T>(this->shape_.value_width);
     if (this->is_relative()) {
       grad_relative_key_.for_each_sum(t, scratch, [&](int64_t first, int64_t count, T* sums) {
-        std::transform(sums, sums + count * kTileQueries, sums, [&](T x) { return x * static_cast<T>(scale_); });
+        scale_rows(sums, count * kTileQueries, scale_);
         add_to_table_and_queries(this->scores_.relative.key, first, count, t, sums, rows, row, grad_.relative_key,
                                  grad_query);
       });
@@ -344,11 +342,10 @@ class BackwardPolicies : public Policies<T> {
                                        const T* sums, const T* queries, int64_t row, const GradientRows<T>& grad_table,
                                        T* grad_query) {
     if (grad_query != nullptr) {
-      const PackedRows<T> rows{table.data + first * table.row, table.row};
-      sum_over_keys<T>(sums, rows, count, t.queries, row, kNoDiagonal, nullptr, grad_query);
+      sum_over_keys<T>(sums, table.from(first), count, t.queries, row, kNoDiagonal, nullptr, grad_query);
     }
     if (grad_table.data != nullptr) {
-      sum_over_queries<T>(sums, queries, count, t.queries, row, kNoDiagonal, grad_table.data + first * grad_table.row,
+      sum_over_queries<T>(sums, queries, count, t.queries, row, kNoDiagonal, grad_table.from(first).data,
                           grad_table.row);
     }
   }

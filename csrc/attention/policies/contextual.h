@@ -32,7 +32,7 @@ class Gates {
     const Vec<T> one(T(1)), bound(T(100));
     const Vec<T> x = at::vec::clamp_min(at::vec::clamp_max((score + Vec<T>(bias_)).neg(), bound), bound.neg());
     const Vec<T> lost = fmadd(x + Vec<T>(bias_), Vec<T>(lost_factor_), Vec<T>(-lost_bias_));
-    return one / (one + exp2<false>(x, lost));
+    return one / (one + exp2(x, lost));
   }
 
  private:
@@ -282,10 +282,9 @@ class Contextual {
         last[q] -= reached(q) ? sums_[p * kTileQueries + q] : T(0);
       }
     }
-    const T scale = static_cast<T>(table_.scale);
     const auto scaled = [&](int64_t first, int64_t count) {
       T* rows = sums_ + first * kTileQueries;
-      std::transform(rows, rows + count * kTileQueries, rows, [&](T x) { return x * scale; });
+      scale_rows(rows, count * kTileQueries, table_.scale);
       body(first, count, rows);
     };
     if (summed_ > 0) {
@@ -341,8 +340,7 @@ class Contextual {
 
   /// table rows . queries in base 2.
   void product(int64_t first, int64_t count, const Tile& t, T* to) const {
-    const PackedRows<T> rows{table_.rows.data + first * table_.rows.row, table_.rows.row};
-    score_product<T>(rows, query_, count, t.lanes, width_, kNoDiagonal, to, nullptr);
+    score_product<T>(table_.rows.from(first), query_, count, t.lanes, width_, kNoDiagonal, to, nullptr);
   }
 
   /// Computes the logits up to an entry before the last.

@@ -19,11 +19,6 @@ inline int64_t strip_distance(const Visibility& v, const Tile& t, int64_t x) {
 }
 
 template <typename T>
-int64_t table_entry(const ScoreBias<T>& b, int64_t distance) {
-  return b.radius + std::clamp(distance, -b.radius, b.radius);
-}
-
-template <typename T>
 bool depends_on_distance(const ScoreBias<T>& b) {
   return b.slope != 0.0 || b.table != nullptr;
 }
@@ -33,7 +28,7 @@ template <typename T>
 T at_distance(const ScoreBias<T>& b, int64_t distance) {
   double bias = -b.slope * static_cast<double>(std::abs(distance));
   if (b.table != nullptr) {
-    bias += b.table[table_entry(b, distance)];
+    bias += b.table[clipped_entry(distance, b.radius)];
   }
   return static_cast<T>(bias * kLog2E);
 }
@@ -67,7 +62,7 @@ void add_distance_gradients(const ScoreBias<T>& b, const Visibility& v, const Ti
                             double* grad_table, double* grad_slope) {
   const auto add = [&](int64_t distance, double g) {
     if (grad_table != nullptr) {
-      grad_table[table_entry(b, distance)] += g;
+      grad_table[clipped_entry(distance, b.radius)] += g;
     }
     if (grad_slope != nullptr) {
       *grad_slope -= g * static_cast<double>(std::abs(distance));

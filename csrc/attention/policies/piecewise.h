@@ -53,7 +53,7 @@ class Piecewise {
     pack_queries(far_.query, t, width_, rows_);
     pack_transposed(rows_, t, width_, static_cast<T>(scale * kLog2E), query_);
     if (grad_query_ != nullptr) {
-      std::transform(rows_, rows_ + t.queries * row, rows_, [&](T x) { return x * static_cast<T>(scale); });
+      scale_rows(rows_, t.queries * row, scale);
       wild_query_ = any_infinite(rows_, row, t.queries, row);
       std::fill(grad_query_, grad_query_ + t.queries * row, T(0));
     }
@@ -61,19 +61,9 @@ class Piecewise {
 
   /// Finds out on which side of the threshold a tile lies.
   void meet(const Tile& t) {
-    double smallest, largest;  // query - key
-    if (visible_.q_positions == nullptr) {
-      const int64_t first = t.first_query + visible_.offset - t.first_key;
-      smallest = static_cast<double>(first - t.keys + 1);
-      largest = static_cast<double>(first + t.queries - 1);
-    } else {
-      const auto q = range_of(visible_.q_positions + t.first_query, t.queries);
-      const auto k = range_of(visible_.k_positions + t.first_key, t.keys);
-      smallest = q.smallest - k.largest;
-      largest = q.largest - k.smallest;
-    }
+    const Range<double> distances = range_of_distances(visible_, t);
     const double threshold = static_cast<double>(far_.threshold);
-    side_ = largest < threshold ? Side::kNear : smallest >= threshold ? Side::kFar : Side::kBoth;
+    side_ = -distances.smallest < threshold ? Side::kNear : -distances.largest >= threshold ? Side::kFar : Side::kBoth;
   }
 
   bool crossed() const { return side_ == Side::kBoth; }
@@ -81,8 +71,7 @@ class Piecewise {
   /// The scores of a tile; `largest` as for score_product(), null where the threshold crosses it.
   void score(const Tile& t, const Operands<T>& near, T* scores, T* largest) {
     const auto product = [&](const Operands<T>& o, T* to) {
-      const PackedRows<T> key{o.key.data + t.first_key * o.key.row, o.key.row};
-      score_product(key, o.query, t.keys, t.lanes, width_, t.diagonal, to, largest);
+      score_product(o.key.from(t.first_key), o.query, t.keys, t.lanes, width_, t.diagonal, to, largest);
     };
     if (side_ != Side::kBoth) {
       product(side_ == Side::kNear ? near : operands({}, nullptr), scores);

@@ -26,8 +26,8 @@ class SkewedRows {
     if (visible_->q_positions == nullptr && begin < end) {
       const int64_t first = t.first_query + visible_->offset;
       const int64_t furthest = visible_->causal ? std::min<int64_t>(end - 1 - first, 0) : end - 1 - first;
-      first_ = radius_ + std::clamp(begin - (first + t.queries - 1), -radius_, radius_);
-      last_ = radius_ + std::clamp(furthest, -radius_, radius_);
+      first_ = clipped_entry(begin - (first + t.queries - 1), radius_);
+      last_ = clipped_entry(furthest, radius_);
     }
   }
 
@@ -35,8 +35,7 @@ class SkewedRows {
   void fill(const PackedRows<T>& table, const T* query, const Tile& t, int64_t width, T* scratch) {
     for (int64_t first = first_; first <= last_; first += kTileKeys) {
       const int64_t count = std::min(kTileKeys, last_ + 1 - first);
-      const PackedRows<T> rows{table.data + first * table.row, table.row};
-      score_product<T>(rows, query, count, t.lanes, width, kNoDiagonal, scratch, nullptr);
+      score_product<T>(table.from(first), query, count, t.lanes, width, kNoDiagonal, scratch, nullptr);
       for (int64_t e = 0; e < count; ++e) {
         T* to = data_ + (first + e) * kTileQueries;
         for (int64_t q = 0; q < t.lanes; ++q) {
@@ -168,7 +167,7 @@ class SkewedRows {
   void for_each_pair(const Tile& t, const Body& body) const {
     for (int64_t k = 0; k < t.keys; ++k) {
       for (int64_t q = 0; q < t.queries; ++q) {
-        const int64_t entry = radius_ + std::clamp(distance_of(*visible_, t, k, q), -radius_, radius_);
+        const int64_t entry = clipped_entry(distance_of(*visible_, t, k, q), radius_);
         body(k, q, (entry + q) * kTileQueries + q);
       }
     }
