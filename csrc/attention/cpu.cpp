@@ -16,8 +16,9 @@ namespace {
 
 template <typename T>
 void run(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
-  if (state.empty() && decodes(c)) {
-    run_decode<T>(c, seed, out, lse);
+  const bool wants_bands = c.has(kPosEmb) && !state.empty();
+  if (!wants_bands && decodes(c)) {
+    run_decode<T>(c, seed, out, lse, state);
   } else {
     run_forward<T>(c, seed, out, lse, state);
   }
@@ -27,6 +28,12 @@ bool is_empty(const Call& c) { return c.query().numel() == 0 || c.key().numel() 
 
 void run(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
   lse.scalar_type() == at::kDouble ? run<double>(c, seed, out, lse, state) : run<float>(c, seed, out, lse, state);
+}
+
+Tensor scalar(int64_t x) {
+  Tensor scalar = at::empty({}, at::kLong);
+  *scalar.mutable_data_ptr<int64_t>() = x;
+  return scalar;
 }
 
 int64_t drawn_seed(const Call& c) {
@@ -54,7 +61,7 @@ Forward attention_forward_cpu(const Call& c) {
   const std::vector<Tensor> state = empty_state(c);
   const int64_t seed = drawn_seed(c);
   run(c, seed, out, lse, state);
-  return {out, lse, at::scalar_tensor(seed, at::kLong), state};
+  return {out, lse, scalar(seed), state};
 }
 
 std::vector<Tensor> attention_backward_cpu(const Saved& s, const Call& c) {

@@ -14,7 +14,7 @@ bool decodes(const Call& c);
 template <typename T>
 void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state);
 template <typename T>
-void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse);
+void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state);
 
 /// The gradients that s.wanted names.
 template <typename T>

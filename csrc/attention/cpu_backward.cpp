@@ -20,7 +20,6 @@ class KeyGradients {
     if (parts == 1 && like.scalar_type() == type && like.stride(3) == 1 && row == width) {
       result_ = at::zeros_like(like);
       if (result_.stride(3) == 1) {
-        sums_ = result_.unsqueeze(2);
         return;
       }
     }
@@ -29,12 +28,13 @@ class KeyGradients {
   }
 
   GradientRows<T> part(int64_t batch, int64_t group, int64_t part) const {
-    return {sums_.mutable_data_ptr<T>() + batch * sums_.stride(0) + group * sums_.stride(1) + part * sums_.stride(2),
-            sums_.stride(3)};
+    const Tensor& x = sums_.defined() ? sums_ : result_;
+    const int64_t of_part = sums_.defined() ? part * sums_.stride(2) : 0;
+    return {x.mutable_data_ptr<T>() + batch * x.stride(0) + group * x.stride(1) + of_part, x.stride(x.dim() - 2)};
   }
 
   Tensor result() const {
-    if (!sums_.is_alias_of(result_)) {
+    if (sums_.defined()) {
       const Tensor sum = sums_.size(2) == 1 ? sums_.select(2, 0) : sums_.sum(2);
       result_.copy_(sum.narrow(3, 0, result_.size(3)));
     }
@@ -42,6 +42,7 @@ class KeyGradients {
   }
 
  private:
+  /// sums_: undefined where the result takes the gradients itself.
   Tensor sums_, result_;
 };
 

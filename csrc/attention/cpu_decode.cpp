@@ -45,15 +45,20 @@ class DecodeJobs {
     });
   }
 
-  void write(const Tensor& out, const Tensor& lse) const {
+  void write(const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) const {
     std::vector<T> sums(sums_row());
     for (int64_t pair = 0; pair < pairs(); ++pair) {
       for (int64_t row = 0; row < rows_; ++row) {
         const int64_t b = pair / n_.groups, h = pair % n_.groups * n_.share + row / n_.queries, q = row % n_.queries;
         const auto [largest, total] = merge(pair, row, sums.data());
-        lse.mutable_data_ptr<T>()[(b * n_.heads + h) * n_.queries + q] =
-            total == T(0) ? -std::numeric_limits<T>::infinity()
-                          : static_cast<T>((largest + std::log2(static_cast<double>(total))) * kLn2);
+        const double exact = total == T(0)
+                                 ? -std::numeric_limits<double>::infinity()
+                                 : (static_cast<double>(largest) + std::log2(static_cast<double>(total))) * kLn2;
+        T* rounded = lse.mutable_data_ptr<T>() + (b * n_.heads + h) * n_.queries + q;
+        *rounded = static_cast<T>(exact);
+        if (T* rest = lse_rest<T>(state, b * n_.heads + h)) {
+          rest[q] = total == T(0) ? T(0) : static_cast<T>(exact - static_cast<double>(*rounded));
+        }
         const T factor = total == T(0) ? T(0) : T(1) / total;
         KernelsOf<T>::unpack(sums.data(), n_.value_width, factor, mutable_rows_of(out, b, h, q));
       }
@@ -171,13 +176,13 @@ bool decodes(const Call& c) {
 }
 
 template <typename T>
-void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse) {
+void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
   DecodeJobs<T> jobs(c, seed);
   jobs.run();
-  jobs.write(out, lse);
+  jobs.write(out, lse, state);
 }
 
-template void run_decode<float>(const Call&, int64_t, const Tensor&, const Tensor&);
-template void run_decode<double>(const Call&, int64_t, const Tensor&, const Tensor&);
+template void run_decode<float>(const Call&, int64_t, const Tensor&, const Tensor&, const std::vector<Tensor>&);
+template void run_decode<double>(const Call&, int64_t, const Tensor&, const Tensor&, const std::vector<Tensor>&);
 
 }  // namespace posenc::attention_ops

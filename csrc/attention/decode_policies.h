@@ -56,10 +56,9 @@ void add_decay(const double* sums, const Visibility& v, const Tile& t, int64_t q
 /// there are any.
 template <typename T>
 bool add_bias(const ConstRows& bias, const Tile& t, int64_t q, T* scores, T* seen) {
+  const T bound = hiding_bound<T>(bias);
   bool hides = false;
   with_type(bias.data, bias.type, [&](const auto* data) {
-    using Element = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
-    const T bound = hiding_bound<T, Element>();
     const auto* row = data + q * bias.row + t.first_key * bias.column;
     for (int64_t k = 0; k < t.keys; ++k) {
       const T x = widened<T>(row[k * bias.column]);
@@ -203,9 +202,9 @@ class DecodeContextual {
     query_ = at;
     logits_ = query_ + rows_ * whole_steps<T>(job.shape.width);
     last_logits_ = logits_ + rows_ * row_;
-    whole_ = last_logits_ + rows_ * Vec<T>::size();
+    lacking_ = last_logits_ + rows_ * Vec<T>::size();
+    whole_ = reinterpret_cast<Fraction<T>*>(lacking_ + rows_);
     fraction_ = whole_ + rows_;
-    lacking_ = fraction_ + rows_;
   }
 
   bool used() const { return job_.shape.contextual_entries > 0; }
@@ -214,8 +213,8 @@ class DecodeContextual {
   void begin() {
     arrange_rows(job_.position_query, rows_, job_.shape.width, query_);
     product(last_, 1, last_logits_, Vec<T>::size());
-    std::fill(whole_, whole_ + rows_, static_cast<T>(job_.saturated ? last_ : 0));
-    std::fill(fraction_, fraction_ + rows_, T(0));
+    std::fill(whole_, whole_ + rows_, static_cast<Fraction<T>>(job_.saturated ? last_ : 0));
+    std::fill(fraction_, fraction_ + rows_, Fraction<T>{0});
     std::fill(lacking_, lacking_ + rows_, T(0));
   }
 
@@ -224,18 +223,18 @@ class DecodeContextual {
 
   /// To be called before each block: what they lack from now on and did not lack before.
   T newly_lacking(int64_t r) {
-    const T now = static_cast<int64_t>(whole_[r]) == last_ ? last_logit(r) : T(0);
+    const T now = whole_[r] == last_ ? last_logit(r) : T(0);
     return now - std::exchange(lacking_[r], now);
   }
 
   /// Whether all further keys are at the last entry.
   bool saturated() const {
-    return std::all_of(whole_, whole_ + rows_, [&](T whole) { return static_cast<int64_t>(whole) == last_; });
+    return std::all_of(whole_, whole_ + rows_, [&](int64_t whole) { return whole == last_; });
   }
 
   /// Computes the logits of the entries that a block of keys can reach.
   void make_ready(int64_t keys) {
-    const int64_t furthest = static_cast<int64_t>(*std::max_element(whole_, whole_ + rows_)) + keys + 1;
+    const int64_t furthest = *std::max_element(whole_, whole_ + rows_) + keys + 1;
     while (ready_ < std::min(furthest + 1, last_)) {
       const int64_t count = std::min(kDecodeKeys, last_ - ready_);
       product(ready_, count, logits_ + ready_, row_);
@@ -249,17 +248,20 @@ class DecodeContextual {
   /// Counts the gates of a row, which follow from gate_scores (possibly the scores), and adds the logits to its scores.
   /// seen: null, or 0 for keys that are neither attended to nor counted.
   void add(int64_t r, int64_t keys, const T* seen, const T* gate_scores, T* scores) {
-    if (static_cast<int64_t>(whole_[r]) == last_) {
+    if (whole_[r] == last_) {
       return;
     }
     alignas(64) T gates[kDecodeKeys];
+    alignas(64) Fraction<T> fractions[kDecodeKeys];
     const Gates<T> gates_of(job_.scores[r / job_.queries].contextual);
     const Vec<T> zero(T(0));
     for (int64_t k = 0; k < keys; k += Vec<T>::size()) {
-      const Vec<T> gate = gates_of(Vec<T>::loadu(gate_scores + k));
-      (seen == nullptr ? gate : Vec<T>::blendv(zero, gate, Vec<T>::loadu(seen + k) != zero)).store(gates + k);
+      Vec<T> gate = gates_of(Vec<T>::loadu(gate_scores + k));
+      gate = seen == nullptr ? gate : Vec<T>::blendv(zero, gate, Vec<T>::loadu(seen + k) != zero);
+      gate.store(gates + k);
+      to_fractions(gate).store(fractions + k);
     }
-    count(r, keys, gates, scores);
+    count(r, keys, gates, fractions, scores);
   }
 
  private:
@@ -268,18 +270,22 @@ class DecodeContextual {
 
   T last_logit(int64_t r) const { return last_logits_[r * Vec<T>::size()]; }
 
-  void count(int64_t r, int64_t keys, const T* gates, T* scores) {
+  void count(int64_t r, int64_t keys, const T* gates, const Fraction<T>* fractions, T* scores) {
+    constexpr T kUnit = T(1) / static_cast<T>(kWhole<T>);
     const T* logits = logits_ + r * row_;
-    int64_t whole = static_cast<int64_t>(whole_[r]);
-    T fraction = fraction_[r];
+    Fraction<T> whole = whole_[r], fraction = fraction_[r];
     for (int64_t k = keys - 1; k >= 0; --k) {
-      fraction += whole < last_ ? gates[k] : T(0);
-      if (fraction >= T(1)) {
-        fraction = ++whole < last_ ? fraction - T(1) : T(0);
+      if (whole < last_) {
+        fraction += fractions[k];
+        scores[k] += T(0) * gates[k];  // a gate of NaN makes its row so
       }
-      scores[k] += whole < last_ ? logits[whole] + fraction * (logits[whole + 1] - logits[whole]) : logits[last_];
+      if (fraction >= kWhole<T>) {
+        fraction = ++whole < last_ ? fraction - kWhole<T> : 0;
+      }
+      const T part = static_cast<T>(fraction) * kUnit;
+      scores[k] += whole < last_ ? logits[whole] + part * (logits[whole + 1] - logits[whole]) : logits[last_];
     }
-    whole_[r] = static_cast<T>(whole);
+    whole_[r] = whole;
     fraction_[r] = fraction;
   }
 
@@ -291,8 +297,8 @@ class DecodeContextual {
 
   const DecodeJob<T>& job_;
   int64_t last_, rows_, row_, ready_ = 0;
-  /// whole_: the position's integer part, which T holds exactly.
-  T *query_, *logits_, *last_logits_, *whole_, *fraction_, *lacking_;
+  T *query_, *logits_, *last_logits_, *lacking_;
+  Fraction<T>*whole_, *fraction_;
 };
 
 }  // namespace

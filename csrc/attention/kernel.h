@@ -11,6 +11,7 @@
 #include "cpu/element.h"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace posenc::attention_ops {
 
@@ -99,6 +100,13 @@ struct RelativeTables {
   PackedRows<T> value;
 };
 
+/// Fractions of positions count units of 2^-30, or 2^-50 in double: integers, so that sums of gates are exact, and the
+/// backward pass, which takes the gates away again, finds the positions of the forward pass to the last bit.
+template <typename T>
+using Fraction = std::conditional_t<std::is_same_v<T, float>, int32_t, int64_t>;
+template <typename T>
+constexpr int kFractionBits = std::is_same_v<T, float> ? 30 : 50;
+
 /// Where the counting of gates left off, for each query of a head.
 template <typename T>
 struct ContextualState {
@@ -106,7 +114,7 @@ struct ContextualState {
   int32_t* first_key;
   /// The position of that key, as integer and fraction.
   int32_t* whole;
-  T* fraction;
+  Fraction<T>* fraction;
 };
 
 /// Positions counted by gates, from the query leftwards, and the logits that they look up (arXiv 2405.18719).
@@ -191,8 +199,8 @@ struct ForwardJob {
   ConstRows query;
   PackedRows<T> key, value;
   MutableRows out;
-  /// Natural logarithms.
-  T* lse;
+  /// Natural logarithms, and what rounding them to T took away (null: not wanted).
+  T *lse, *lse_rest;
 };
 
 template <typename T>
@@ -206,7 +214,8 @@ struct BackwardJob {
   int64_t first_query, queries;
   ConstRows query, out, grad_out;
   PackedRows<T> key, value;
-  const T* lse;
+  /// lse_rest null: 0.
+  const T *lse, *lse_rest;
   /// Null where lse has no gradient.
   const T* grad_lse;
   GradientRows<T> grad_key, grad_value;

@@ -1,20 +1,18 @@
 // Compiled once per instruction set.
 #include "attention/policies/all.h"
 
-#include <numeric>
-
 namespace posenc::attention_ops {
 namespace {
 
 template <typename T>
 struct BackwardWorkspace {
   T *query_rows, *query, *grad_rows, *grad_out, *scores, *grad, *mask, *grad_query, *lse, *lost_lse, *delta;
-  T *total, *out_row, *policies;
+  T *total, *out_rows, *policies;
 
   static int64_t size(const Shape& s) {
     return kTileQueries *
-               (2 * padded<T>(s.width) + s.width + padded<T>(s.value_width) + s.value_width + 3 * kTileKeys + 4) +
-           padded<T>(s.value_width) + policies_size<T>(s, /*backward=*/true) + Vec<T>::size();
+               (2 * padded<T>(s.width) + s.width + 2 * padded<T>(s.value_width) + s.value_width + 3 * kTileKeys + 4) +
+           policies_size<T>(s, /*backward=*/true) + Vec<T>::size();
   }
   BackwardWorkspace(T* at, const Shape& s) {
     const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
@@ -30,7 +28,7 @@ struct BackwardWorkspace {
     query_rows = take(kTileQueries * padded<T>(s.width));
     grad_query = take(kTileQueries * padded<T>(s.width));
     grad_rows = take(kTileQueries * padded<T>(s.value_width));
-    out_row = take(padded<T>(s.value_width));
+    out_rows = take(kTileQueries * padded<T>(s.value_width));
     policies = at;
   }
 };
@@ -77,17 +75,14 @@ void sum_seen_queries(const Tile& t, const T* mask, const T* weights, const T* r
   }
 }
 
-/// The sum of products of two rows of whole vectors, in double.
+/// The sum of products of two rows of whole vectors.
 template <typename T>
-double dot(const T* a, const T* b, int64_t width) {
-  constexpr int kSums = Vec<T>::size();
-  double sums[kSums] = {};
-  for (int64_t d = 0; d < width; d += kSums) {
-    for (int i = 0; i < kSums; ++i) {
-      sums[i] += static_cast<double>(a[d + i]) * static_cast<double>(b[d + i]);
-    }
+T dot(const T* a, const T* b, int64_t width) {
+  Vec<T> sum(T(0));
+  for (int64_t d = 0; d < width; d += Vec<T>::size()) {
+    sum = fmadd(Vec<T>::loadu(a + d), Vec<T>::loadu(b + d), sum);
   }
-  return std::accumulate(sums, sums + kSums, 0.0);
+  return cpu::sum_lanes(sum);
 }
 
 /// Whether an lse is that of a query that sees no key.
@@ -99,27 +94,28 @@ bool is_blind(T lse) {
 /// For each query delta = sum of grad_out * out - grad_lse, and the sum of its score gradients, grad_lse.
 template <typename T>
 void prepare_rows(const BackwardJob<T>& job, const Tile& t, const BackwardWorkspace<T>& w) {
-  const int64_t value_width = padded<T>(job.shape.value_width);
+  const int64_t row = padded<T>(job.shape.value_width);
+  pack_rows(job.out, t.queries, job.shape.value_width, row, w.out_rows);
   for (int64_t q = 0; q < t.queries; ++q) {
     const int64_t at = t.first_query + q;
     const T grad_lse = job.grad_lse != nullptr ? job.grad_lse[at] : T(0);
-    pack_rows(from_row(job.out, q), 1, job.shape.value_width, value_width, w.out_row);
-    w.delta[q] = static_cast<T>(dot(w.out_row, w.grad_rows + q * value_width, value_width)) - grad_lse;
+    w.delta[q] = dot(w.out_rows + q * row, w.grad_rows + q * row, row) - grad_lse;
     w.total[q] = is_blind(job.lse[at]) ? T(0) : grad_lse;
   }
   std::fill(w.delta + t.queries, w.delta + t.lanes, T(0));
 }
 
-/// lse in base 2, less what lacking(query) says that the scores lack, as a number and what T loses of it.
+/// lse in base 2, less what lacking(query) says that the scores lack, as a T and what that has lost.
 template <typename T, typename Lacking>
 void prepare_lse(const BackwardJob<T>& job, const Tile& t, const Lacking& lacking, const BackwardWorkspace<T>& w) {
   for (int64_t q = 0; q < t.queries; ++q) {
-    const T lse = job.lse[t.first_query + q];
+    const int64_t at = t.first_query + q;
+    const double rest = job.lse_rest == nullptr ? 0.0 : static_cast<double>(job.lse_rest[at]);
+    const double lse = static_cast<double>(job.lse[at]) + rest;
     // The mask sets the weights of a query that sees no key to 0.
-    const double in_base_2 = is_blind(lse) ? 0.0 : static_cast<double>(lse) * kLog2E - static_cast<double>(lacking(q));
+    const double in_base_2 = is_blind(lse) ? 0.0 : lse * kLog2E - static_cast<double>(lacking(q));
     w.lse[q] = static_cast<T>(in_base_2);
-    const T rest = static_cast<T>(in_base_2 - static_cast<double>(w.lse[q]));
-    w.lost_lse[q] = rest == rest ? rest : T(0);  // infinity loses nothing
+    w.lost_lse[q] = lost<T>(in_base_2);
   }
   // Lanes without a query: weights 0.
   std::fill(w.lse + t.queries, w.lse + t.lanes, std::numeric_limits<T>::max());
@@ -223,7 +219,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   for (t.first_key = begin; t.first_key < end; t.first_key += kTileKeys) {
     t.keys = std::min(kTileKeys, end - t.first_key);
     find_cover(job.visible, t);
-    if (t.cover == Cover::kHidden) {
+    if (policies.hides(t)) {
       continue;
     }
     policies.meet(t);

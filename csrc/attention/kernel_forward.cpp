@@ -118,7 +118,7 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     t.first_key = std::max(begin, last - kTileKeys);
     t.keys = last - t.first_key;
     find_cover(job.visible, t);
-    if (t.cover == Cover::kHidden) {
+    if (policies.hides(t)) {
       continue;
     }
     const PackedRows<T> value = job.value.from(t.first_key);
@@ -157,6 +157,9 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     const double largest = static_cast<double>(w.largest[q]) + static_cast<double>(policies.lacking(q));
     const double lse = total == 0.0 ? -std::numeric_limits<double>::infinity() : (largest + std::log2(total)) * kLn2;
     job.lse[t.first_query + q] = static_cast<T>(lse);
+    if (job.lse_rest != nullptr) {
+      job.lse_rest[t.first_query + q] = lost<T>(lse);
+    }
     w.factor[q] = total == 0.0 ? T(0) : static_cast<T>(1.0 / total);
   }
   unpack_rows(sums, value_width, t.queries, job.shape.value_width, w.factor, job.out);

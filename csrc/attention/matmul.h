@@ -43,9 +43,9 @@ enum class Into {
   kStore,
   /// C = A B, and largest = max(largest, rows of C)
   kStoreMax,
-  /// C += A B
+  /// C += A B. The product of a tile is summed from zero, so that long sums lose no accuracy.
   kAdd,
-  /// C = factor C + A B by row. The product of a tile is summed from zero, so that long rows lose no accuracy.
+  /// C = factor C + A B by row, likewise.
   kRescale,
 };
 
@@ -58,9 +58,7 @@ inline __attribute__((always_inline)) void register_tile(const T* a, int64_t a_r
   constexpr int kLanes = Vec<T>::size();
   Vec<T> sum[kRows][kVectors];
   POSENC_UNROLL for (int i = 0; i < kRows; ++i) {
-    POSENC_UNROLL for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = into == Into::kAdd ? Vec<T>::loadu(c + i * c_row + j * kLanes) : Vec<T>(T(0));
-    }
+    POSENC_UNROLL for (int j = 0; j < kVectors; ++j) { sum[i][j] = Vec<T>(T(0)); }
   }
   for (int64_t k = 0; k < depth; ++k) {
     Vec<T> x[kVectors];
@@ -73,7 +71,9 @@ inline __attribute__((always_inline)) void register_tile(const T* a, int64_t a_r
   POSENC_UNROLL for (int i = 0; i < kRows; ++i) {
     POSENC_UNROLL for (int j = 0; j < kVectors; ++j) {
       T* to = c + i * c_row + j * kLanes;
-      if constexpr (into == Into::kRescale) {
+      if constexpr (into == Into::kAdd) {
+        sum[i][j] = Vec<T>::loadu(to) + sum[i][j];
+      } else if constexpr (into == Into::kRescale) {
         sum[i][j] = fmadd(Vec<T>(extra[i]), Vec<T>::loadu(to), sum[i][j]);
       }
       sum[i][j].store(to);

@@ -27,22 +27,22 @@ inline Tensor empty_out(const Call& c, at::ScalarType dtype) {
 }
 inline Tensor empty_out(const Call& c) { return empty_out(c, c.query().scalar_type()); }
 
-/// lse (B, H, Tq).
-inline Tensor empty_lse(const Call& c) {
+/// (B, H, Tq).
+inline Tensor empty_by_query(const Call& c, at::ScalarType dtype) {
   const Tensor& query = c.query();
-  return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)},
-                          query.options().dtype(computing_dtype(c)));
+  return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)}, query.options().dtype(dtype));
 }
+inline Tensor empty_lse(const Call& c) { return empty_by_query(c, computing_dtype(c)); }
 
-/// What the forward pass leaves for the backward pass alone: contextual positions their bands, each (B, H, Tq), as the
-/// first key, and the integer and the fraction of its position.
+/// What the forward pass leaves for the backward pass alone, each (B, H, Tq): what lse lost as it was rounded; with
+/// contextual positions also the bands, as the first key, and the integer and the fraction of its position (kernel.h).
 inline std::vector<Tensor> empty_state(const Call& c) {
   if (!c.has(kPosEmb)) {
-    return {};
+    return {empty_lse(c)};
   }
-  const Tensor fraction = empty_lse(c);
-  const auto counted = fraction.options().dtype(at::kInt);
-  return {at::empty_like(fraction, counted), at::empty_like(fraction, counted), fraction};
+  const auto counts = [&](at::ScalarType dtype) { return empty_by_query(c, dtype); };
+  return {empty_lse(c), counts(at::kInt), counts(at::kInt),
+          counts(computing_dtype(c) == at::kDouble ? at::kLong : at::kInt)};
 }
 
 }  // namespace posenc::attention_ops

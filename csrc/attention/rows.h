@@ -54,13 +54,6 @@ inline Vec<T> load_vector(const Element* p) {
   }
 }
 
-/// `rows` from row i on.
-inline ConstRows from_row(const ConstRows& rows, int64_t i) {
-  ConstRows from = rows;
-  with_type(rows.data, rows.type, [&](const auto* data) { from.data = data + i * rows.row; });
-  return from;
-}
-
 /// Rows as T, row after row of `padded` elements, zeros behind `width`.
 template <typename T>
 void pack_rows(const ConstRows& from, int64_t rows, int64_t width, int64_t padded_width, T* to) {
@@ -114,6 +107,13 @@ void unpack_rows(const T* rows, int64_t row, int64_t count, int64_t width, const
       }
     }
   });
+}
+
+/// What a number loses as it is rounded to T; infinity nothing.
+template <typename T>
+T lost(double x) {
+  const double rest = x - static_cast<double>(static_cast<T>(x));
+  return static_cast<T>(rest == rest ? rest : 0.0);
 }
 
 template <typename T>

@@ -177,10 +177,11 @@ inline bool any_lane(const at::vec::Vectorized<T>& mask) {
 #endif
 }
 
-/// to[index] = v for the lanes of a mask, whose indices differ.
+/// to[index] = v for the lanes of a mask, whose indices differ. The other lanes are stored as well where that is faster
+/// than to tell them apart.
 template <typename T>
 inline void scatter(const at::vec::Vectorized<T>& v, const at::vec::Vectorized<at::vec::int_same_size_t<T>>& index,
-                    const at::vec::Vectorized<T>& mask, T* to) {
+                    [[maybe_unused]] const at::vec::Vectorized<T>& mask, T* to) {
 #if defined(CPU_CAPABILITY_AVX512)
   if constexpr (std::is_same_v<T, float>) {
     _mm512_mask_i32scatter_ps(to, _mm512_movepi32_mask(_mm512_castps_si512(mask)), index, v, sizeof(T));
@@ -189,15 +190,12 @@ inline void scatter(const at::vec::Vectorized<T>& v, const at::vec::Vectorized<a
   }
 #else
   constexpr int kLanes = at::vec::Vectorized<T>::size();
-  alignas(64) T values[kLanes], chosen[kLanes];
+  alignas(64) T values[kLanes];
   alignas(64) at::vec::int_same_size_t<T> places[kLanes];
   v.store(values);
-  mask.store(chosen);
   index.store(places);
   for (int i = 0; i < kLanes; ++i) {
-    if (chosen[i] != chosen[i]) {
-      to[places[i]] = values[i];
-    }
+    to[places[i]] = values[i];
   }
 #endif
 }

@@ -142,8 +142,10 @@ class TestBias:
 
     def test_decoding_rows_are_the_last_ones(self, name):
         module = build(name)
-        assert_bits(module.bias(2, 9), module.bias(9)[:, -2:])
-        assert_bits(module.bias(1, 9), module.bias(9)[:, -1:])
+        # torch's matrix products, which make FIRE's, may sum differently for other numbers of rows.
+        check = torch.testing.assert_close if name == "fire" else assert_bits
+        check(module.bias(2, 9), module.bias(9)[:, -2:])
+        check(module.bias(1, 9), module.bias(9)[:, -1:])
 
     def test_dtype_follows_the_parameters(self, name):
         module = build(name)

@@ -1,6 +1,8 @@
 """CoPE in float32 against float64, and against the paper's listing in float32: a thin grid of cope_exactness.py."""
 
 import functools
+import math
+from statistics import mean
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ LONGEST = [Grid(64, 8192, entries, gate) for entries in (64, 256, 1024) for gate
 every_case = pytest.mark.parametrize("case", [*SHORT, *LONG, *LONGEST], ids=str)
 steep_tables = pytest.mark.parametrize(
     "case",
-    [Grid(c.queries, c.keys, c.entries, c.gate, std=1.0) for c in (*SHORT[8:16], *LONG[:4], *LONGEST[:8])],
+    [Grid(c.queries, c.keys, c.entries, c.gate, std=1.0) for c in (*SHORT[8:16], *LONG, *LONGEST)],
     ids=str,
 )
 
@@ -54,9 +56,24 @@ def test_errors_are_at_most_twice_those_of_the_listing(case):
 
 
 @steep_tables
-def test_errors_with_steep_tables_are_at_most_four_times_those_of_the_listing(case):
-    """Large scores, whose weights are formed a second time in the backward pass."""
-    assert_no_worse_than_the_listing(case, times=4)
+def test_errors_with_steep_tables_are_at_most_twice_those_of_the_listing(case):
+    """Where an error of a position is multiplied by the slope between two entries, as in a trained table."""
+    assert_no_worse_than_the_listing(case)
+
+
+@pytest.mark.parametrize("entries", [2, 16, 64, 1024])
+def test_errors_with_few_gates_and_steep_tables(entries):
+    """Nearly all weight on few keys: the gradients are small differences. Few numbers decide, so the mean is over inputs."""
+    found = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        found.append(measure(Grid(64, 64, entries, 0.02, std=1.0))[0])
+    for name in set(found[0]) - {"gate_bias"}:
+        off, of_listing = (
+            math.sqrt(mean(x**2 for x in numbers))
+            for numbers in zip(*((errors[name].mean, errors[name].eager_mean) for errors in found), strict=True)
+        )
+        assert off <= 2.5 * of_listing, name
 
 
 @pytest.mark.parametrize("gate", [0.02, 0.5])

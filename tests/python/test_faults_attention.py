@@ -85,3 +85,87 @@ print(peak() - before)
 def test_gradients_of_tables_need_no_memory_for_each_batch_row():
     # Queries, outputs and gradients are 17 MB each; a table for every row and head would be 1 GB.
     assert int(processes.python(GROWTH)) < 200e6
+
+
+def relative_error(actual, expected):
+    return ((actual.double() - expected).square().mean().sqrt() / expected.abs().max()).item()
+
+
+def test_gradients_of_keys_that_many_queries_see_keep_their_digits():
+    """Each tile of queries is summed on its own."""
+    inputs = (torch.randn(1, 1, 20_000, 16), *torch.randn(2, 1, 1, 32, 16))
+    grad = torch.randn(1, 1, 20_000, 16)
+
+    def gradients(form, *inputs):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(form(*leaves), leaves, grad.to(inputs[0].dtype))
+
+    def eager(q, k, v):
+        return (q @ k.mT / 4).softmax(-1) @ v
+
+    expected = gradients(eager, *(x.double() for x in inputs))
+    ours, listing = gradients(attention, *inputs), gradients(eager, *inputs)
+    for actual, peer, wanted in zip(ours, listing, expected, strict=True):
+        assert relative_error(actual, wanted) < max(2 * relative_error(peer, wanted), 1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("length", [5, 97, 130])
+@pytest.mark.parametrize("layout", ["rows", "columns", "strided", "one row", "one column"])
+def test_biases_of_every_layout(layout, length, dtype):
+    """They are added, and their gradients taken, in squares of adjacent entries."""
+    q, k, v = torch.randn(3, 1, 2, length, 8, dtype=torch.float64)
+    bias = {
+        "rows": lambda: torch.randn(1, 2, length, length, dtype=dtype),
+        "columns": lambda: torch.randn(1, 2, length, length, dtype=dtype).mT,
+        "strided": lambda: torch.randn(1, 2, length, 2 * length, dtype=dtype)[..., ::2],
+        "one row": lambda: torch.randn(1, 2, 1, length, dtype=dtype),
+        "one column": lambda: torch.randn(1, 2, length, 1, dtype=dtype),
+    }[layout]()
+    bias.requires_grad_()
+    for is_causal in (False, True):
+        hidden = torch.full((length, length), -math.inf).triu(1) if is_causal else torch.zeros(())
+        expected = (q @ k.mT / math.sqrt(8) + bias.double() + hidden).softmax(-1) @ v
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        out = attention(q.to(work), k.to(work), v.to(work), is_causal=is_causal, bias=bias)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
+        (grad,), (wanted,) = (torch.autograd.grad(x.square().sum(), bias) for x in (out, expected))
+        torch.testing.assert_close(grad, wanted, atol=1e-5, rtol=0.01 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_biases_that_hide_whole_tiles(value):
+    """As a causal mask of transformers does; what is hidden is not even read."""
+    q, k, v = (torch.randn(1, 2, 200, 8).requires_grad_() for _ in range(3))
+    bias = torch.full((200, 200), -math.inf).triu(1)
+    with torch.no_grad():
+        k[:, :, 150:] = v[:, :, 150:] = value
+    seen = slice(None, 150)
+    out, expected = attention(q, k, v, bias=bias)[:, :, seen], attention(q, k, v, is_causal=True)[:, :, seen]
+    torch.testing.assert_close(out, expected)
+    for actual, wanted in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, expected)), strict=True):
+        torch.testing.assert_close(actual, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+def test_a_gate_of_nan_reaches_the_queries_that_count_it(queries):
+    q, k, v = torch.randn(3, 1, 1, 20, 8)
+    gate_key = torch.randn(1, 1, 20, 8)
+    gate_key[:, :, 18] = math.nan
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.randn(1, 8, 64), gate_key)]
+    q, k, v, table, gate_key = leaves
+    out = posenc.ops.cope_attention(q[:, :, -queries:], k, v, table, gate_key=gate_key)
+    assert out[0, 0, -1].isnan().all()
+    assert out[0, 0, :-2].isfinite().all()
+    torch.autograd.grad(out.sum(), leaves)
+
+
+def test_a_state_of_another_call_is_never_read_beside_the_table():
+    q, k, v = torch.randn(3, 1, 1, 40, 8)
+    table = torch.randn(1, 8, 5)
+    ops = torch.ops.posenc
+    out, lse, seed, (rest, *bands) = ops._cope_attention_forward(q, k, v, table)
+    for number in (-(2**30), -1, 3, 2**30):
+        state = [rest, *(torch.full_like(x, number) for x in bands)]
+        arguments = (torch.ones_like(out), None, out, lse, seed, state, [0, 1, 2, 7], q, k, v, table)
+        assert [x.shape for x in ops._cope_attention_backward(*arguments)] == [q.shape, k.shape, v.shape, table.shape]

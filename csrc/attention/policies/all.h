@@ -42,7 +42,12 @@ class Policies {
     }
   }
 
-  /// To be called first for each tile.
+  /// Whether no query of a tile sees any of its keys.
+  bool hides(const Tile& t) const {
+    return t.cover == Cover::kHidden || (scores_.bias.bias.data != nullptr && hides_all<T>(scores_.bias.bias, t));
+  }
+
+  /// To be called first for each tile that is seen.
   void meet(const Tile& t) {
     if (piecewise_.used()) {
       piecewise_.meet(t);

@@ -3,11 +3,11 @@
 /// Contextual positions (CoPE, arXiv 2405.18719), for kernel files only: the position of a key is the sum of gates from
 /// the query back to it, and its logit an interpolation between two entries of a table.
 ///
-/// A position is kept as an integer and a fraction in [0, 1), so that sums over thousands of keys lose nothing and
-/// floor costs nothing. Keys at the last position, most of a long row, share one logit: tiles of such keys alone need
-/// none at all, but have it taken off the row's maximum instead. A query's other keys, its band, reach up to the query.
-/// The forward pass walks it leftwards and leaves where it began; the backward pass starts there and takes the gates
-/// away again.
+/// A position is kept as an integer and a fraction in [0, 1) of fixed point, so that sums over thousands of keys lose
+/// nothing and floor costs nothing. Keys at the last position, most of a long row, share one logit: tiles of such keys
+/// alone need none at all, but have it taken off the row's maximum instead. A query's other keys, its band, reach up to
+/// the query. The forward pass walks it leftwards and leaves where it began; the backward pass starts there and takes
+/// the gates away again.
 
 #include "attention/exp2.h"
 #include "attention/tile.h"
@@ -40,6 +40,25 @@ class Gates {
 };
 
 template <typename T>
+using Fractions = Vec<Fraction<T>>;
+
+/// The fraction that is 1.
+template <typename T>
+constexpr Fraction<T> kWhole = Fraction<T>{1} << kFractionBits<T>;
+
+/// Gates as fractions, rounded to nearest; NaN as 0.
+template <typename T>
+Fractions<T> to_fractions(const Vec<T>& gate) {
+  const Vec<T> number = at::vec::clamp_min(Vec<T>(T(0)), gate);
+  return at::vec::convert_to_int_of_same_size(fmadd(number, Vec<T>(static_cast<T>(kWhole<T>)), Vec<T>(T(0.5))));
+}
+
+template <typename T>
+Vec<T> from_fractions(const Fractions<T>& fraction) {
+  return at::vec::convert_to_fp_of_same_size<T>(fraction) * Vec<T>(T(1) / static_cast<T>(kWhole<T>));
+}
+
+template <typename T>
 class Contextual {
  public:
   /// Elements of T that an object needs.
@@ -57,7 +76,7 @@ class Contextual {
     }
     query_ = rows(s.width);
     logits_ = rows(table.entries + 1);
-    fraction_ = rows(1);
+    fraction_ = reinterpret_cast<Integer*>(rows(1));
     place_ = reinterpret_cast<Integer*>(rows(1));
     first_ = reinterpret_cast<Integer*>(rows(1));
     if (backward) {
@@ -95,7 +114,7 @@ class Contextual {
   void start(const Tile& t, int64_t keys) {
     for (int64_t q = 0; q < t.lanes; ++q) {
       place_[q] = static_cast<Integer>(q);
-      fraction_[q] = T(0);
+      fraction_[q] = 0;
       first_[q] = static_cast<Integer>(last_ > 0 && q < t.queries ? kOpen : keys);
     }
   }
@@ -125,22 +144,23 @@ class Contextual {
         if (k >= keys.all) {
           gate = Vec<T>::blendv(Vec<T>(T(0)), gate, seen_lanes(t, mask, k, q));
         }
-        const Vec<T> sum = cell.fraction + gate, crossed = sum >= Vec<T>(T(1));
-        if (cpu::any_lane(crossed)) {
-          const Integers next = cell.place + (at::vec::cast<Integer>(crossed) & Integers(kTileQueries));
-          const Vec<T> full = crossed & at::vec::cast<T>(next >= end);
-          const Vec<T> moved = Vec<T>::blendv(crossed, Vec<T>(T(0)), full);
-          open = Vec<T>::blendv(open, Vec<T>(T(0)), full);
-          first = Integers::blendv(first, Integers(static_cast<Integer>(t.first_key + k + 1)),
-                                   at::vec::cast<Integer>(full));
-          cell.place = Integers::blendv(next, cell.place, at::vec::cast<Integer>(full));
-          cell.fraction = Vec<T>::blendv(sum - (moved & Vec<T>(T(1))), cell.fraction, full);
-          cell.lower = Vec<T>::blendv(cell.lower, cell.upper, moved);
+        Integers sum = cell.fraction + to_fractions(gate), moved = sum >= Integers(kWhole<T>);
+        if (cpu::any_lane(at::vec::cast<T>(moved))) {
+          const Integers next = cell.place + Integers(kTileQueries), full = moved & (next >= end);
+          if (cpu::any_lane(at::vec::cast<T>(full))) {
+            open = Vec<T>::blendv(open, Vec<T>(T(0)), at::vec::cast<T>(full));
+            first = Integers::blendv(first, Integers(static_cast<Integer>(t.first_key + k + 1)), full);
+            sum = Integers::blendv(sum, cell.fraction, full);
+            moved = Integers::blendv(moved, Integers(0), full);
+          }
+          sum = sum - (moved & Integers(kWhole<T>));
+          cell.place = Integers::blendv(cell.place, next, moved);
+          cell.lower = Vec<T>::blendv(cell.lower, cell.upper, at::vec::cast<T>(moved));
           cell.upper = logits_at(cell.place + Integers(kTileQueries));
-        } else {
-          cell.fraction = sum;
         }
-        (Vec<T>::loadu(scores + at) + Vec<T>::blendv(last, cell.logit(), open)).store(scores + at);
+        cell.fraction = sum;
+        const Vec<T> score = fmadd(gate, Vec<T>(T(0)), Vec<T>::loadu(scores + at));  // a gate of NaN makes its row so
+        (score + Vec<T>::blendv(last, cell.logit(), open)).store(scores + at);
       }
       cell.fraction.store(fraction_ + q);
       cell.place.store(place_ + q);
@@ -171,10 +191,11 @@ class Contextual {
     Integer furthest = 0;
     for (int64_t q = 0; q < t.lanes; ++q) {
       const bool real = q < t.queries;
-      const Integer whole = real ? static_cast<Integer>(state.whole[t.first_query + q]) : Integer{0};
+      const int64_t saved = real ? state.whole[t.first_query + q] : 0;
+      const Integer whole = static_cast<Integer>(std::clamp<int64_t>(saved, 0, std::max<int64_t>(last_ - 1, 0)));
       first_[q] = static_cast<Integer>(real ? state.first_key[t.first_query + q] : keys);
       place_[q] = static_cast<Integer>(whole * kTileQueries + q);
-      fraction_[q] = real ? state.fraction[t.first_query + q] : T(0);
+      fraction_[q] = real ? state.fraction[t.first_query + q] : Integer{0};
       furthest = std::max(furthest, whole);
     }
     summed_ = std::min<int64_t>(furthest + 2, last_);
@@ -222,17 +243,17 @@ class Contextual {
   void take(const Tile& t, const T* grad, T* to, double* grad_bias) {
     Vec<T> of_bias(T(0));
     for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
-      Cell cell{Vec<T>::loadu(fraction_ + q), Integers::loadu(place_ + q), Vec<T>(T(0)), Vec<T>(T(0))};
+      Cell cell{Integers::loadu(fraction_ + q), Integers::loadu(place_ + q), Vec<T>(T(0)), Vec<T>(T(0))};
       const Vec<T> zero(T(0)), one(T(1)), ln2(static_cast<T>(kLn2));
       Vec<T> prefix = Vec<T>::loadu(prefix_ + q), lower = Vec<T>::loadu(lower_ + q), upper = Vec<T>::loadu(upper_ + q);
       for (int64_t k = 0; k < keys.some; ++k) {
         const int64_t at = k * kTileQueries + q;
         const Vec<T> all = Vec<T>::loadu(grad + at), g = all & in_band(t, k, q);
-        const Vec<T> gate = Vec<T>::loadu(gates_ + at);
+        const Vec<T> gate = Vec<T>::loadu(gates_ + at), fraction = from_fractions<T>(cell.fraction);
         // The gate of a key is counted in the positions of all keys before it.
         prefix = fmadd(g * Vec<T>::loadu(slopes_ + at), ln2, prefix);
-        upper = fmadd(g, cell.fraction, upper);
-        lower = fmadd(g, one - cell.fraction, lower);
+        upper = fmadd(g, fraction, upper);
+        lower = fmadd(g, one - fraction, lower);
         const Vec<T> of_score = Vec<T>::blendv(zero, gate * (one - gate) * prefix, gate != zero);
         of_bias = of_bias + of_score;
         ((to == grad ? all : zero) + of_score).store(to + at);
@@ -297,8 +318,8 @@ class Contextual {
   /// The logits of keys at the last position, one for each query, in base 2.
   const T* last_logits() const { return logits_ + last_ * kTileQueries; }
 
-  using Integer = at::vec::int_same_size_t<T>;
-  using Integers = at::vec::Vectorized<Integer>;
+  using Integer = Fraction<T>;
+  using Integers = Vec<Integer>;
 
   /// first_ of a query that counts still.
   static constexpr Integer kOpen = -1;
@@ -306,36 +327,32 @@ class Contextual {
   /// The positions of a key for a vector of queries, and the logits of the entries around them. `place` is that of the
   /// lower entry in logits_ and sums_.
   struct Cell {
-    Vec<T> fraction;
-    Integers place;
+    Integers fraction, place;
     Vec<T> lower, upper;
-    Vec<T> logit() const { return fmadd(fraction, upper - lower, lower); }
+    Vec<T> logit() const { return fmadd(from_fractions<T>(fraction), upper - lower, lower); }
   };
 
   Vec<T> logits_at(const Integers& place) const { return at::vec::gather<sizeof(T)>(logits_, place); }
 
   Cell load_cell(int64_t q) const {
     const Integers place = Integers::loadu(place_ + q);
-    return {Vec<T>::loadu(fraction_ + q), place, logits_at(place), logits_at(place + Integers(kTileQueries))};
+    return {Integers::loadu(fraction_ + q), place, logits_at(place), logits_at(place + Integers(kTileQueries))};
   }
 
   Vec<T> in_band(const Tile& t, int64_t k, int64_t q) const {
     return at::vec::cast<T>(Integers(static_cast<Integer>(t.first_key + k)) >= Integers::loadu(first_ + q));
   }
 
-  /// Takes a gate off a position. Returns the lanes that left for the cell below. At a row's end rounding may ask for a
-  /// cell below the first: the position is 0 then.
+  /// Takes a gate off a position. Returns the lanes that left for the cell below.
   static Vec<T> retreat(Cell& cell, const Vec<T>& gate) {
-    const Vec<T> zero(T(0));
-    cell.fraction = cell.fraction - gate;
-    const Vec<T> crossed = cell.fraction < zero;
-    if (!cpu::any_lane(crossed)) {
-      return zero;
+    cell.fraction = cell.fraction - to_fractions(gate);
+    Integers moved = cell.fraction < Integers(0);
+    if (cpu::any_lane(at::vec::cast<T>(moved))) {
+      moved = moved & (cell.place >= Integers(kTileQueries));  // with a state of other gates, never beside the table
+      cell.place = cell.place - (moved & Integers(kTileQueries));
+      cell.fraction = cell.fraction + (moved & Integers(kWhole<T>));
     }
-    const Vec<T> moved = crossed & at::vec::cast<T>(cell.place >= Integers(kTileQueries));
-    cell.place = cell.place - (at::vec::cast<Integer>(moved) & Integers(kTileQueries));
-    cell.fraction = at::vec::clamp_min(cell.fraction + (moved & Vec<T>(T(1))), zero);
-    return moved;
+    return at::vec::cast<T>(moved);
   }
 
   /// table rows . queries in base 2.
@@ -357,9 +374,9 @@ class Contextual {
   const Gates<T> gates_of_;
   Integer begin_ = 0;
   int64_t width_, last_, ready_ = 0, summed_ = 0;
-  T *query_ = nullptr, *logits_ = nullptr, *fraction_ = nullptr, *gates_ = nullptr;
+  T *query_ = nullptr, *logits_ = nullptr, *gates_ = nullptr;
   T *slopes_ = nullptr, *sums_ = nullptr, *prefix_ = nullptr, *lower_ = nullptr, *upper_ = nullptr;
-  Integer *place_ = nullptr, *first_ = nullptr;
+  Integer *fraction_ = nullptr, *place_ = nullptr, *first_ = nullptr;
 };
 
 }  // namespace
