@@ -80,7 +80,9 @@ def _causal(size: Size, mode: str, dtype: torch.dtype) -> Case:
 
 
 def _causal_target(size: Size, mode: str, dtype: torch.dtype) -> float | None:
-    if size.heads == 1 or (dtype == torch.bfloat16 and environment.torch_uses_amx()):
+    products = environment.bfloat16_products()
+    faster = products == environment.AMX or (products == environment.AVX512_BF16 and mode != "forward")
+    if size.heads == 1 or (dtype == torch.bfloat16 and faster):
         return None
     if size.keys <= max(SHORT_LENGTHS):
         return 1.0
@@ -203,7 +205,7 @@ def _decode(size: Size, dtype: torch.dtype) -> Case:
             READ: Contender(peers.read, None),
         }
 
-    on_tiles = dtype == torch.bfloat16 and environment.torch_uses_amx()
+    on_tiles = dtype == torch.bfloat16 and environment.bfloat16_products() == environment.AMX
     comparisons = [
         Comparison(OP, SDPA, None if on_tiles else DECODE_TARGETS[dtype]),
         Comparison(OP, READ, READ_TARGET),

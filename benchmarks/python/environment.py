@@ -19,7 +19,7 @@ def facts() -> dict[str, str]:
     return {
         "CPU": f"{_cpu_info('model name') or platform.machine()}, {os.cpu_count()} cores",
         "instruction set": f"posenc {posenc._C.cpu_capability()}, torch {torch.backends.cpu.get_cpu_capability()}",
-        "bfloat16 products of torch": "AMX tiles" if torch_uses_amx() else "vector instructions",
+        "bfloat16 products of torch": bfloat16_products(),
         "threads": str(torch.get_num_threads()),
         "versions": f"posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
         "commit": commit(),
@@ -29,10 +29,18 @@ def facts() -> dict[str, str]:
     }
 
 
-def torch_uses_amx() -> bool:
-    """Whether torch multiplies bfloat16 matrices on AMX tiles: the processor has them, and oneDNN is not held back."""
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
-    return "amx_bf16" in _cpu_info("flags").split() and (limit in ("DEFAULT", "ALL") or "AMX" in limit)
+AMX, AVX512_BF16, VECTORS = "AMX tiles", "AVX512-BF16 instructions", "vector instructions"
+
+
+def bfloat16_products() -> str:
+    """What torch multiplies bfloat16 matrices with: what the processor has, where oneDNN is not held back."""
+    flags, limit = _cpu_info("flags").split(), os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    free = limit in ("DEFAULT", "ALL")
+    if "amx_bf16" in flags and (free or "AMX" in limit):
+        return AMX
+    if "avx512_bf16" in flags and (free or "AMX" in limit or limit.endswith(("BF16", "FP16"))):
+        return AVX512_BF16
+    return VECTORS
 
 
 def commit() -> str:

@@ -28,8 +28,8 @@ constexpr int64_t whole_steps(int64_t width) {
 /// Most rows of queries that share a load of a key or a value.
 constexpr int kDecodeRows = 4;
 
-/// Bytes ahead of a row at which memory is asked for, to come into the second-level cache: the first waits for fewer lines
-/// at a time than memory can deliver.
+/// Bytes ahead of a row at which memory is asked for, to come into the second-level cache: the first waits for fewer
+/// lines at a time than memory can deliver.
 constexpr int64_t kPrefetchBytes = 16384;
 
 /// Values that are summed before the sums of a row are loaded and stored.

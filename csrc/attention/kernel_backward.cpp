@@ -241,8 +241,10 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   }
 
   scale_rows(w.grad_query, t.queries * width, job.scale);
-  pack_seeing_rows(job, job.query, t, job.shape.width, w.query_rows);
-  policies.finish(t, w.query_rows, grad_query, w.grad_rows, w.total, w.scores);
+  if (policies.has_sums()) {
+    pack_seeing_rows(job, job.query, t, job.shape.width, w.query_rows);
+    policies.finish(t, w.query_rows, grad_query, w.grad_rows, w.total, w.scores);
+  }
   unpack_gradients(t, job.shape.width, grad_query, 1.0, job.grad_query);
   unpack_gradients(t, job.shape.width, policies.grad_far_query(), job.scale, job.grad_scores.far_query);
 }

@@ -271,27 +271,39 @@ def test_targets_of_bfloat16_depend_on_how_torch_multiplies(modules, monkeypatch
         (case,) = (case for case in attention.cases() if case.name == name)
         return case.comparisons[0].target
 
-    for amx, expected in ((True, [None, None, 0.84]), (False, [0.25, 0.15, 0.84])):
-        monkeypatch.setattr(environment, "torch_uses_amx", lambda amx=amx: amx)
+    for products, expected in (
+        (environment.AMX, [None, None, None, 0.84]),
+        (environment.AVX512_BF16, [0.8, None, 0.15, 0.84]),
+        (environment.VECTORS, [0.8, 0.25, 0.15, 0.84]),
+    ):
+        monkeypatch.setattr(environment, "bfloat16_products", lambda products=products: products)
         assert [
+            target("attention causal 2048x64 forward bfloat16"),
             target("attention causal 2048x64 forward+backward bfloat16"),
             target("attention decode 32/8 heads 4096x128 forward bfloat16"),
             target("attention causal 2048x64 forward float32"),
         ] == expected
 
 
-def test_amx_is_not_used_where_onednn_is_held_back(modules, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "limit", "products"),
+    [
+        ("avx2 avx512f avx512_bf16 amx_bf16", None, "AMX"),
+        ("avx2 avx512f avx512_bf16 amx_bf16", "AVX512_CORE_BF16", "AVX512_BF16"),
+        ("avx2 avx512f avx512_bf16 amx_bf16", "AVX2", "VECTORS"),
+        ("avx2 avx512f avx512_bf16", None, "AVX512_BF16"),
+        ("avx2 avx512f avx512_bf16", "AVX512_CORE", "VECTORS"),
+        ("avx2", None, "VECTORS"),
+    ],
+)
+def test_bfloat16_is_multiplied_with_what_the_processor_has(modules, monkeypatch, flags, limit, products):
     import environment
 
-    flags = {"flags": "avx2 avx512f amx_bf16"}
-    monkeypatch.setattr(environment, "_cpu_info", flags.get)
+    monkeypatch.setattr(environment, "_cpu_info", {"flags": flags}.get)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    assert environment.torch_uses_amx()
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert not environment.torch_uses_amx()
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
-    flags["flags"] = "avx2"
-    assert not environment.torch_uses_amx()
+    if limit:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert environment.bfloat16_products() == getattr(environment, products)
 
 
 def test_selections_of_repeated_cases_match_names(modules):

@@ -298,6 +298,9 @@ class BackwardPolicies : public Policies<T> {
     body(t, mask, grad, operands);
   }
 
+  /// Whether there are sums to end.
+  bool has_sums() const { return this->is_relative() || this->contextual_.used(); }
+
   /// Ends the sums. rows: the queries, without the factor scale. grad_query: theirs so far, rows of the padded width.
   /// grad_rows: the gradients of out. total: the sum of each row's score gradients.
   void finish(const Tile& t, const T* rows, T* grad_query, const T* grad_rows, const T* total, T* scratch) {
