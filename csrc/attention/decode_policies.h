@@ -77,7 +77,7 @@ void multiply_tables(const DecodeJob<T>& job, const T* query, const TableOf& tab
   const int64_t query_row = whole_steps<T>(job.shape.width);
   for (int64_t h = 0; h < job.heads; ++h) {
     const PackedRows<T>& table = table_of(job.scores[h]);
-    const BlockRows<T> rows{table.from(first).data, table.row, count};
+    const BlockRows<T> rows{table.from(first).data, table.row, count, /*ahead=*/0};
     score_rows(query + h * job.queries * query_row, query_row, job.queries, rows, job.shape.width,
                to + h * job.queries * to_row, to_row);
   }

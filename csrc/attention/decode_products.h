@@ -40,7 +40,16 @@ template <typename Element>
 struct BlockRows {
   const Element* data;
   int64_t row, keys;
+  /// Elements from a row that is read to the one that is asked for meanwhile. 0: none.
+  int64_t ahead;
 };
+
+/// For blocks that are walked rightwards.
+template <typename Element>
+int64_t elements_ahead(int64_t row, int64_t width) {
+  const int64_t bytes = width * static_cast<int64_t>(sizeof(Element));
+  return (kPrefetchBytes + bytes - 1) / bytes * row;
+}
 
 template <typename T>
 struct Pair {
@@ -119,13 +128,6 @@ void restore(const T* arranged, int64_t width, T* to) {
   }
 }
 
-/// Elements from a row that is read to the one that is asked for meanwhile.
-template <typename Element>
-int64_t elements_ahead(const BlockRows<Element>& rows, int64_t width) {
-  const int64_t bytes = width * static_cast<int64_t>(sizeof(Element));
-  return (kPrefetchBytes + bytes - 1) / bytes * rows.row;
-}
-
 /// Asks for the step of a row at p. (GCC drops calls of a function that does nothing else.)
 template <typename T, typename Element>
 inline __attribute__((always_inline)) void prefetch_step(const Element* p) {
@@ -176,7 +178,7 @@ inline __attribute__((always_inline)) Vec<T> sums_of(const Vec<T>* v) {
 template <int kRows, typename T>
 constexpr int kTileOfKeys = Vec<T>::size() / kRows;
 
-/// scores[row][key] = query . key, a tile whose sums fill one vector. ahead: 0, or what elements_ahead() says. Inlined,
+/// scores[row][key] = query . key, a tile whose sums fill one vector. ahead: as in BlockRows. Inlined,
 /// and kPartial (the width ends within a step) known, so that the sums stay in registers.
 template <int kRows, bool kPartial, typename T, typename Element>
 inline __attribute__((always_inline)) void score_tile(const T* query, int64_t query_row, const Element* const* key,
@@ -231,7 +233,6 @@ inline __attribute__((always_inline)) void score_tile(const T* query, int64_t qu
 template <bool kPartial, typename T, typename Element>
 void score_rows_of(const T* query, int64_t query_row, int64_t rows, const BlockRows<Element>& key, int64_t width,
                    T* scores, int64_t scores_row) {
-  const int64_t ahead = elements_ahead(key, width);
   for_each_row_tile<kDecodeRows>(rows, [&]<int kRows>(int64_t r) {
     constexpr int kKeys = kTileOfKeys<kRows, T>;
     for (int64_t k = 0; k < key.keys; k += kKeys) {
@@ -239,7 +240,7 @@ void score_rows_of(const T* query, int64_t query_row, int64_t rows, const BlockR
       for (int i = 0; i < kKeys; ++i) {
         tile[i] = key.data + std::min(k + i, key.keys - 1) * key.row;
       }
-      score_tile<kRows, kPartial>(query + r * query_row, query_row, tile, r == 0 ? ahead : 0, width,
+      score_tile<kRows, kPartial>(query + r * query_row, query_row, tile, r == 0 ? key.ahead : 0, width,
                                   scores + r * scores_row + k, scores_row);
     }
   });
@@ -258,7 +259,7 @@ void score_rows(const T* query, int64_t query_row, int64_t rows, const BlockRows
 }
 
 /// sums[row] = factor[row] * sums[row] + weights[row] . values for step d of kRows rows and keys first .. last - 1.
-/// ahead: 0, or what elements_ahead() says.
+/// ahead: as in BlockRows.
 template <int kRows, typename T, typename Element, typename Load>
 inline void sum_tile(const T* weights, const BlockRows<Element>& value, int64_t first, int64_t last, int64_t d,
                      int64_t ahead, const Load& load, const T* factor, T* sums, int64_t sums_row) {
@@ -294,12 +295,11 @@ inline void sum_tile(const T* weights, const BlockRows<Element>& value, int64_t 
 template <typename T, typename Element>
 void sum_rows(const T* weights, int64_t rows, const BlockRows<Element>& value, int64_t width, T* factor, T* sums,
               int64_t sums_row) {
-  const int64_t ahead = elements_ahead(value, width);
   for (int64_t first = 0; first < value.keys; first += kChunkKeys) {
     const int64_t last = std::min(value.keys, first + kChunkKeys);
     for_each_row_tile<kDecodeRows>(rows, [&]<int kRows>(int64_t r) {
       for_each_step<T, Element>(width, [&](int64_t d, const auto& load) {
-        sum_tile<kRows>(weights + r * kDecodeKeys, value, first, last, d, r == 0 ? ahead : 0, load, factor + r,
+        sum_tile<kRows>(weights + r * kDecodeKeys, value, first, last, d, r == 0 ? value.ahead : 0, load, factor + r,
                         sums + r * sums_row, sums_row);
       });
     });

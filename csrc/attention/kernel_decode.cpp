@@ -240,11 +240,12 @@ class Decoder {
   }
 
   void product(const T* query, const ConstRows& keys, T* to) const {
-    score_rows(query, query_row_, rows_, block_of(keys), job_.shape.width, to, kDecodeKeys);
+    score_rows(query, query_row_, rows_, block_of(keys, job_.shape.width), job_.shape.width, to, kDecodeKeys);
   }
 
-  BlockRows<Element> block_of(const ConstRows& rows) const {
-    return {static_cast<const Element*>(rows.data) + t_.first_key * rows.row, rows.row, t_.keys};
+  BlockRows<Element> block_of(const ConstRows& rows, int64_t width) const {
+    const int64_t ahead = contextual_.used() ? -kDecodeKeys * rows.row : elements_ahead<Element>(rows.row, width);
+    return {static_cast<const Element*>(rows.data) + t_.first_key * rows.row, rows.row, t_.keys, ahead};
   }
 
   void choose_far(double nearest_far) {
@@ -321,8 +322,8 @@ class Decoder {
   }
 
   void sum_values(bool all) {
-    const BlockRows<Element> value = block_of(job_.value);
     const int64_t width = job_.shape.value_width;
+    const BlockRows<Element> value = block_of(job_.value, width);
     if (all || !any_infinite_element<T>(value, width)) {
       sum_rows(scores_, rows_, value, width, factor_, sums_, sums_row_);
       return;
