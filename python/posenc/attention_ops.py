@@ -125,6 +125,13 @@ def attention(
         >>> posenc.ops.attention(q, k, v, is_causal=True, alibi_slopes=posenc.ops.alibi_slopes(8)).shape
         torch.Size([1, 8, 5, 16])
     """
+    visible_by_index = key_mask is None and window is None and segment_ids is None
+    visible_by_index = visible_by_index and q_positions is None and k_positions is None
+    unbiased = alibi_slopes is None and distance_bias is None and bias is None and log_decay is None
+    if visible_by_index and unbiased and scale is None and dropout_p == 0.0:
+        # A microsecond less than to ask for each below, which shows on short sequences.
+        out, lse = _attention(query, key, value, is_causal=is_causal)
+        return (out, lse) if return_lse else out
     out, lse = _attention(
         query,
         key,
