@@ -9,6 +9,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace posenc::attention_ops {
@@ -64,8 +65,17 @@ Forward attention_forward_cpu(const Call& c) {
   return {out, lse, scalar(seed), state};
 }
 
+void check_state(const Saved& s, const Call& c) {
+  const bool fits =
+      s.state.size() == state_size(c) &&
+      std::all_of(s.state.begin(), s.state.end(), [&](const Tensor& x) { return x.sizes() == s.lse.sizes(); });
+  TORCH_CHECK_VALUE(s.state.empty() || fits, c.op, ": expected the state that the forward pass left, ", state_size(c),
+                    " tensors of shape ", s.lse.sizes(), ", but got ", s.state);
+}
+
 std::vector<Tensor> attention_backward_cpu(const Saved& s, const Call& c) {
   check(c);
+  check_state(s, c);
   const bool lacks_state = c.has(kPosEmb) && s.state.empty();
   if (is_empty(c) || lacks_state) {
     return reference::backward(s, c, reference::Mode::kEager);

@@ -212,6 +212,10 @@ std::vector<Tensor> run_backward(const Saved& s, const Call& c) {
   const int64_t items = pairs * parts, workers = serial ? 1 : std::min<int64_t>(at::get_num_threads(), items);
   const SharedGradients<T> gradients(c, n, rules, parts, workers, wants);
   const Tensor lse = s.lse.contiguous();
+  std::vector<Tensor> state;
+  for (const Tensor& x : s.state) {
+    state.push_back(x.contiguous());
+  }
   const Tensor grad_lse = s.grad_lse ? s.grad_lse->contiguous() : Tensor();
   const int64_t seed = s.seed.item<int64_t>();
   const int64_t size = KernelsOf<T>::backward_workspace(rules.shape());
@@ -224,7 +228,7 @@ std::vector<Tensor> run_backward(const Saved& s, const Call& c) {
       for (int64_t i = part; i < jobs; i += parts) {
         const int64_t h = g * n.share + i / n.tiles;
         BackwardJob<T> job{};
-        describe(job, c, n, rules, keys, s.state, seed, b, h, i % n.tiles * kTileQueries);
+        describe(job, c, n, rules, keys, state, seed, b, h, i % n.tiles * kTileQueries);
         job.out = rows_of(s.out, b, h, job.first_query);
         job.grad_out = rows_of(s.grad_out, b, h, job.first_query);
         job.lse = lse.const_data_ptr<T>() + (b * n.heads + h) * n.queries;

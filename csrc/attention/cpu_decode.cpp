@@ -51,13 +51,13 @@ class DecodeJobs {
       for (int64_t row = 0; row < rows_; ++row) {
         const int64_t b = pair / n_.groups, h = pair % n_.groups * n_.share + row / n_.queries, q = row % n_.queries;
         const auto [largest, total] = merge(pair, row, sums.data());
-        const double exact = total == T(0)
-                                 ? -std::numeric_limits<double>::infinity()
-                                 : (static_cast<double>(largest) + std::log2(static_cast<double>(total))) * kLn2;
-        T* rounded = lse.mutable_data_ptr<T>() + (b * n_.heads + h) * n_.queries + q;
-        *rounded = static_cast<T>(exact);
-        if (T* rest = lse_rest<T>(state, b * n_.heads + h)) {
-          rest[q] = total == T(0) ? T(0) : static_cast<T>(exact - static_cast<double>(*rounded));
+        lse.mutable_data_ptr<T>()[(b * n_.heads + h) * n_.queries + q] =
+            total == T(0) ? -std::numeric_limits<T>::infinity()
+                          : static_cast<T>((largest + std::log2(static_cast<double>(total))) * kLn2);
+        const SoftmaxState<T> softmax = softmax_state<T>(state, b * n_.heads + h);
+        if (softmax.largest != nullptr) {
+          softmax.largest[q] = largest;
+          softmax.total[q] = total;
         }
         const T factor = total == T(0) ? T(0) : T(1) / total;
         KernelsOf<T>::unpack(sums.data(), n_.value_width, factor, mutable_rows_of(out, b, h, q));

@@ -357,22 +357,25 @@ struct Sizes {
 /// unequally.
 inline int64_t mixed_tile(int64_t i, int64_t tiles) { return i % 2 == 0 ? i / 2 : tiles - 1 - i / 2; }
 
-/// The rows of a head, number batch row * heads + head, in what lse lost, which stands first in a state (results.h).
-/// Null where there is none.
+/// The rows of a head, number batch row * heads + head, in a state (results.h). Null where it has none.
 template <typename T>
-T* lse_rest(const std::vector<Tensor>& state, int64_t head) {
-  return state.empty() ? nullptr : state[0].mutable_data_ptr<T>() + head * state[0].size(2);
-}
-
-/// The same of contextual positions, behind.
-template <typename T>
-ContextualState<T> contextual_state(const std::vector<Tensor>& state, int64_t head) {
-  if (state.size() == 1 || state.empty()) {
+SoftmaxState<T> softmax_state(const std::vector<Tensor>& state, int64_t head) {
+  if (state.empty()) {
     return {};
   }
-  const int64_t at = head * state[1].size(2);
-  return {state[1].mutable_data_ptr<int32_t>() + at, state[2].mutable_data_ptr<int32_t>() + at,
-          state[3].mutable_data_ptr<Fraction<T>>() + at};
+  const int64_t at = head * state[0].size(2);
+  return {state[0].mutable_data_ptr<T>() + at, state[1].mutable_data_ptr<T>() + at};
+}
+
+/// The same of contextual positions.
+template <typename T>
+ContextualState<T> contextual_state(const std::vector<Tensor>& state, int64_t head) {
+  if (state.size() < 5) {
+    return {};
+  }
+  const int64_t at = head * state[2].size(2);
+  return {state[2].mutable_data_ptr<int32_t>() + at, state[3].mutable_data_ptr<int32_t>() + at,
+          state[4].mutable_data_ptr<Fraction<T>>() + at};
 }
 
 inline Dropout dropout_of(const Call& c, int64_t seed, int64_t head) {
@@ -389,7 +392,7 @@ void describe(Job& job, const Call& c, const Sizes& n, const Rules<T>& rules, Ke
   job.visible = rules.visibility(batch);
   job.scores = rules.scores(batch, head);
   job.scores.contextual.state = contextual_state<T>(state, batch * n.heads + head);
-  job.lse_rest = lse_rest<T>(state, batch * n.heads + head);
+  job.softmax = softmax_state<T>(state, batch * n.heads + head);
   job.dropout = dropout_of(c, seed, batch * n.heads + head);
   job.scale = c.score_scale();
   job.first_query = first_query;

@@ -187,6 +187,13 @@ struct Dropout {
   uint32_t head;
 };
 
+/// For each query of a head a score in base 2, mostly the largest, and the sum of 2^(score - that one): exact where
+/// lse, rounded, is far from the sum of its parts. largest null: not wanted, or not there.
+template <typename T>
+struct SoftmaxState {
+  T *largest, *total;
+};
+
 template <typename T>
 struct ForwardJob {
   Shape shape;
@@ -199,8 +206,9 @@ struct ForwardJob {
   ConstRows query;
   PackedRows<T> key, value;
   MutableRows out;
-  /// Natural logarithms, and what rounding them to T took away (null: not wanted).
-  T *lse, *lse_rest;
+  /// Natural logarithms.
+  T* lse;
+  SoftmaxState<T> softmax;
 };
 
 template <typename T>
@@ -214,8 +222,8 @@ struct BackwardJob {
   int64_t first_query, queries;
   ConstRows query, out, grad_out;
   PackedRows<T> key, value;
-  /// lse_rest null: 0.
-  const T *lse, *lse_rest;
+  const T* lse;
+  SoftmaxState<T> softmax;
   /// Null where lse has no gradient.
   const T* grad_lse;
   GradientRows<T> grad_key, grad_value;

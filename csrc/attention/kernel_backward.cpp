@@ -6,7 +6,7 @@ namespace {
 
 template <typename T>
 struct BackwardWorkspace {
-  T *query_rows, *query, *grad_rows, *grad_out, *scores, *grad, *mask, *grad_query, *lse, *lost_lse, *delta;
+  T *query_rows, *query, *grad_rows, *grad_out, *scores, *grad, *mask, *grad_query, *shift, *factor, *delta;
   T *total, *out_rows, *policies;
 
   static int64_t size(const Shape& s) {
@@ -21,9 +21,9 @@ struct BackwardWorkspace {
     scores = take(kTileQueries * kTileKeys);
     grad = take(kTileQueries * kTileKeys);
     mask = take(kTileQueries * kTileKeys);
-    lse = take(kTileQueries);
+    shift = take(kTileQueries);
     delta = take(kTileQueries);
-    lost_lse = take(kTileQueries);
+    factor = take(kTileQueries);
     total = take(kTileQueries);
     query_rows = take(kTileQueries * padded<T>(s.width));
     grad_query = take(kTileQueries * padded<T>(s.width));
@@ -33,23 +33,24 @@ struct BackwardWorkspace {
   }
 };
 
-/// One vector of queries: scores become weights 2^(score - lse), gradients of weights those of scores,
+/// One vector of queries: scores become weights 2^(score - shift) * factor, gradients of weights those of scores,
 /// weight * (gradient - delta); both 0 where hidden.
 template <typename T>
 void differentiate(const Tile& t, int64_t q, const KeyRanges& keys, const BackwardWorkspace<T>& w) {
-  const Vec<T> zero(T(0)), lse = Vec<T>::loadu(w.lse + q), lost = Vec<T>::loadu(w.lost_lse + q).neg(),
+  const Vec<T> zero(T(0)), shift = Vec<T>::loadu(w.shift + q), factor = Vec<T>::loadu(w.factor + q),
                            delta = Vec<T>::loadu(w.delta + q);
   T *scores = w.scores + q, *grad = w.grad + q;
   int64_t k = 0;
   for (; k < keys.all; ++k) {
-    const Vec<T> weight = exp2(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost);
+    const Vec<T> weight = exp2(Vec<T>::loadu(scores + k * kTileQueries) - shift) * factor;
     const Vec<T> of_score = weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
   }
   for (; k < keys.some; ++k) {
     const Vec<T> is_seen = seen_lanes(t, w.mask, k, q);
-    const Vec<T> weight = Vec<T>::blendv(zero, exp2(Vec<T>::loadu(scores + k * kTileQueries) - lse, lost), is_seen);
+    const Vec<T> weight =
+        Vec<T>::blendv(zero, exp2(Vec<T>::loadu(scores + k * kTileQueries) - shift) * factor, is_seen);
     const Vec<T> of_score = Vec<T>::blendv(zero, weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta), is_seen);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
@@ -105,21 +106,27 @@ void prepare_rows(const BackwardJob<T>& job, const Tile& t, const BackwardWorksp
   std::fill(w.delta + t.queries, w.delta + t.lanes, T(0));
 }
 
-/// lse in base 2, less what lacking(query) says that the scores lack, as a T and what that has lost.
+/// What weights are made with: 2^(score - shift) * factor. lacking(query): what the scores lack.
 template <typename T, typename Lacking>
-void prepare_lse(const BackwardJob<T>& job, const Tile& t, const Lacking& lacking, const BackwardWorkspace<T>& w) {
+void prepare_softmax(const BackwardJob<T>& job, const Tile& t, const Lacking& lacking, const BackwardWorkspace<T>& w) {
   for (int64_t q = 0; q < t.queries; ++q) {
     const int64_t at = t.first_query + q;
-    const double rest = job.lse_rest == nullptr ? 0.0 : static_cast<double>(job.lse_rest[at]);
-    const double lse = static_cast<double>(job.lse[at]) + rest;
-    // The mask sets the weights of a query that sees no key to 0.
-    const double in_base_2 = is_blind(lse) ? 0.0 : lse * kLog2E - static_cast<double>(lacking(q));
-    w.lse[q] = static_cast<T>(in_base_2);
-    w.lost_lse[q] = lost<T>(in_base_2);
+    if (is_blind(job.lse[at])) {
+      w.shift[q] = T(0);
+      w.factor[q] = T(0);
+      continue;
+    }
+    const bool known = job.softmax.largest != nullptr;
+    const double largest = known ? static_cast<double>(job.softmax.largest[at]) : job.lse[at] * kLog2E;
+    const double total = known ? static_cast<double>(job.softmax.total[at]) : 1.0;
+    const double shift = largest - static_cast<double>(lacking(q));
+    w.shift[q] = static_cast<T>(shift);
+    const double lost = static_cast<double>(w.shift[q]) - shift;
+    w.factor[q] = static_cast<T>((lost == 0.0 ? 1.0 : std::exp2(lost)) / total);
   }
   // Lanes without a query: weights 0.
-  std::fill(w.lse + t.queries, w.lse + t.lanes, std::numeric_limits<T>::max());
-  std::fill(w.lost_lse + t.queries, w.lost_lse + t.lanes, T(0));
+  std::fill(w.shift + t.queries, w.shift + t.lanes, std::numeric_limits<T>::max());
+  std::fill(w.factor + t.queries, w.factor + t.lanes, T(0));
 }
 
 /// The gradients of queries and keys from those of a tile of their products.
@@ -211,7 +218,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
                        .grad_key = job.grad_key};
   BackwardPolicies<T> policies(job, w.policies);
   policies.begin(t, begin, end, operands, w.query_rows, w.grad_out, w.scores);
-  prepare_lse(job, t, [](int64_t) { return T(0); }, w);
+  prepare_softmax(job, t, [](int64_t) { return T(0); }, w);
   scale_rows(w.query_rows, t.queries * width, job.scale);
   std::fill(w.grad_query, w.grad_query + t.queries * width, T(0));
   const bool wild_grad = any_infinite(w.grad_rows, value_width, t.queries, value_width);
@@ -231,7 +238,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
       drop(job.dropout, t, w.grad);
     }
     if (policies.may_lack()) {
-      prepare_lse(job, t, [&](int64_t q) { return policies.lacking(t, q); }, w);
+      prepare_softmax(job, t, [&](int64_t q) { return policies.lacking(t, q); }, w);
     }
     for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { differentiate(t, q, keys, w); });
     add_value_gradients(job, t, wild_grad, policies, w);

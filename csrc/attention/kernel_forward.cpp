@@ -157,8 +157,10 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     const double largest = static_cast<double>(w.largest[q]) + static_cast<double>(policies.lacking(q));
     const double lse = total == 0.0 ? -std::numeric_limits<double>::infinity() : (largest + std::log2(total)) * kLn2;
     job.lse[t.first_query + q] = static_cast<T>(lse);
-    if (job.lse_rest != nullptr) {
-      job.lse_rest[t.first_query + q] = lost<T>(lse);
+    if (job.softmax.largest != nullptr) {
+      const T rounded = static_cast<T>(largest);
+      job.softmax.largest[t.first_query + q] = rounded;
+      job.softmax.total[t.first_query + q] = static_cast<T>(total * std::exp2(largest - static_cast<double>(rounded)));
     }
     w.factor[q] = total == 0.0 ? T(0) : static_cast<T>(1.0 / total);
   }

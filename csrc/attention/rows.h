@@ -109,13 +109,6 @@ void unpack_rows(const T* rows, int64_t row, int64_t count, int64_t width, const
   });
 }
 
-/// What a number loses as it is rounded to T; infinity nothing.
-template <typename T>
-T lost(double x) {
-  const double rest = x - static_cast<double>(static_cast<T>(x));
-  return static_cast<T>(rest == rest ? rest : 0.0);
-}
-
 template <typename T>
 void scale_rows(T* rows, int64_t count, double scale) {
   std::transform(rows, rows + count, rows, [&](T x) { return x * static_cast<T>(scale); });

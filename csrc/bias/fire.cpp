@@ -94,8 +94,8 @@ FireForward fire_forward(const FireCall& f) {
     const int64_t length = std::min(rows, queries - begin);
     Call block = block_call(wide, begin, length);
     block.inputs[kBias] = block_bias(wide, wide.parameters(), block, begin);
-    // What lse lost as it was rounded is let go: a bias keeps the gradients less exact than that would make them.
-    const auto [block_out, block_lse, seed, lse_rest] = attention_ops::call_forward<attention_ops::Dot>(block);
+    // What is kept beside lse is let go: weights follow from lse alone then.
+    const auto [block_out, block_lse, seed, state] = attention_ops::call_forward<attention_ops::Dot>(block);
     out.narrow(2, begin, length).copy_(block_out);
     lse.narrow(2, begin, length).copy_(block_lse);
     seeds.narrow(0, begin, length).copy_(seed);

@@ -164,8 +164,55 @@ def test_a_state_of_another_call_is_never_read_beside_the_table():
     q, k, v = torch.randn(3, 1, 1, 40, 8)
     table = torch.randn(1, 8, 5)
     ops = torch.ops.posenc
-    out, lse, seed, (rest, *bands) = ops._cope_attention_forward(q, k, v, table)
+    out, lse, seed, (largest, total, *bands) = ops._cope_attention_forward(q, k, v, table)
     for number in (-(2**30), -1, 3, 2**30):
-        state = [rest, *(torch.full_like(x, number) for x in bands)]
+        state = [largest, total, *(torch.full_like(x, number) for x in bands)]
         arguments = (torch.ones_like(out), None, out, lse, seed, state, [0, 1, 2, 7], q, k, v, table)
         assert [x.shape for x in ops._cope_attention_backward(*arguments)] == [q.shape, k.shape, v.shape, table.shape]
+
+
+def test_a_state_of_another_form_is_refused_or_read_as_it_lies():
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    table = torch.randn(1, 8, 5)
+    ops = torch.ops.posenc
+    out, lse, seed, state = ops._cope_attention_forward(q, k, v, table)
+
+    def gradients(state):
+        return ops._cope_attention_backward(
+            torch.ones_like(out), None, out, lse, seed, state, [0, 1, 2, 7], q, k, v, table
+        )
+
+    strided = gradients([x.mT.contiguous().mT for x in state])
+    for actual, expected in zip(strided, gradients(state), strict=True):
+        assert_bits(actual, expected)
+    for wrong in (state[:1], state[:2], [x[:, :, 1:] for x in state]):
+        with pytest.raises(ValueError, match=r"cope_attention: expected the state .*, 5 tensors of shape \[1, 2, 40\]"):
+            gradients(wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("low", [-3e7, -1e9, -1e20, -1e30])
+@pytest.mark.parametrize("queries", [1, 100])
+def test_gradients_of_rows_whose_keys_all_have_a_low_bias(low, queries, dtype):
+    """As under a mask of -1e9 with nothing but padding before it: the bias is the same for all keys, so it changes
+    nothing. What is far from 0 is lse, and rounded to it."""
+    q, k, v = torch.zeros(1, 1, queries, 8, dtype=dtype), *torch.randn(2, 1, 1, 100, 8, dtype=dtype)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    grad = torch.randn(1, 1, queries, 8, dtype=dtype)
+    bias = torch.full((1, 100), low, dtype=dtype)
+    actual = torch.autograd.grad(attention(*leaves, bias=bias), leaves, grad)
+    for x, expected in zip(actual, torch.autograd.grad(attention(*leaves), leaves, grad), strict=True):
+        torch.testing.assert_close(x, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+@pytest.mark.parametrize("bias", [3e7, 1e15, math.inf])
+def test_gates_of_huge_biases_are_open_or_shut(bias, queries):
+    q, k, v = torch.randn(3, 1, 1, 20, 8)
+    table = torch.randn(1, 8, 30)
+    for sign in (-1, 1):
+        out, expected = (
+            posenc.ops.cope_attention(q[:, :, -queries:], k, v, table, gate_bias=torch.tensor([sign * number]))
+            for number in (bias, 1e4)
+        )
+        assert_bits(out, expected)

@@ -24,19 +24,20 @@ class Gates {
     const double factor = table.gate_scale * kLog2E, rounded = static_cast<double>(static_cast<T>(factor));
     const double bias = table.gate_bias * kLog2E;
     bias_ = static_cast<T>(bias);
-    lost_factor_ = static_cast<T>(rounded == 0.0 ? 0.0 : factor / rounded - 1.0);
-    lost_bias_ = static_cast<T>(bias - static_cast<double>(bias_));
+    const double lost_factor = rounded == 0.0 ? 0.0 : factor / rounded - 1.0;
+    const double lost = static_cast<double>(bias_) * lost_factor - (bias - static_cast<double>(bias_));
+    lost_factor_ = static_cast<T>(lost_factor);
+    lost_ = static_cast<T>(std::abs(lost) < 0.5 ? lost : 0.0);  // beyond, gates are 0 or 1, whatever was lost
   }
 
   Vec<T> operator()(const Vec<T>& score) const {
     const Vec<T> one(T(1)), bound(T(100));
     const Vec<T> x = at::vec::clamp_min(at::vec::clamp_max((score + Vec<T>(bias_)).neg(), bound), bound.neg());
-    const Vec<T> lost = fmadd(x + Vec<T>(bias_), Vec<T>(lost_factor_), Vec<T>(-lost_bias_));
-    return one / (one + exp2(x, lost));
+    return one / (one + exp2(x, fmadd(x, Vec<T>(lost_factor_), Vec<T>(lost_))));
   }
 
  private:
-  T bias_, lost_factor_, lost_bias_;
+  T bias_, lost_factor_, lost_;
 };
 
 template <typename T>
