@@ -9,7 +9,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <limits>
 
 namespace posenc::attention_ops {
@@ -65,12 +64,16 @@ Forward attention_forward_cpu(const Call& c) {
   return {out, lse, scalar(seed), state};
 }
 
+/// A state is whole, or empty.
 void check_state(const Saved& s, const Call& c) {
-  const bool fits =
-      s.state.size() == state_size(c) &&
-      std::all_of(s.state.begin(), s.state.end(), [&](const Tensor& x) { return x.sizes() == s.lse.sizes(); });
-  TORCH_CHECK_VALUE(s.state.empty() || fits, c.op, ": expected the state that the forward pass left, ", state_size(c),
-                    " tensors of shape ", s.lse.sizes(), ", but got ", s.state);
+  const auto check = [&](bool fits, const auto&... got) {
+    TORCH_CHECK_VALUE(fits, c.op, ": expected the state that the forward pass left, ", state_size(c),
+                      " tensors of shape ", s.lse.sizes(), ", but got ", got...);
+  };
+  check(s.state.empty() || s.state.size() == state_size(c), s.state.size());
+  for (const Tensor& x : s.state) {
+    check(x.sizes() == s.lse.sizes(), "one of shape ", x.sizes());
+  }
 }
 
 std::vector<Tensor> attention_backward_cpu(const Saved& s, const Call& c) {

@@ -4,6 +4,7 @@
 
 #include "attention/call.h"
 #include "attention/kernel.h"
+#include "attention/results.h"
 #include "attention/workspace.h"
 #include "cpu/tensors.h"
 
@@ -357,25 +358,21 @@ struct Sizes {
 /// unequally.
 inline int64_t mixed_tile(int64_t i, int64_t tiles) { return i % 2 == 0 ? i / 2 : tiles - 1 - i / 2; }
 
-/// The rows of a head, number batch row * heads + head, in a state (results.h). Null where it has none.
-template <typename T>
-SoftmaxState<T> softmax_state(const std::vector<Tensor>& state, int64_t head) {
-  if (state.empty()) {
-    return {};
-  }
-  const int64_t at = head * state[0].size(2);
-  return {state[0].mutable_data_ptr<T>() + at, state[1].mutable_data_ptr<T>() + at};
+/// The rows of a head, number batch row * heads + head, in one tensor of a state (results.h). Null where it lacks that.
+template <typename Number>
+Number* state_rows(const std::vector<Tensor>& state, StatePlace place, int64_t head) {
+  return place < state.size() ? state[place].mutable_data_ptr<Number>() + head * state[place].size(2) : nullptr;
 }
 
-/// The same of contextual positions.
+template <typename T>
+SoftmaxState<T> softmax_state(const std::vector<Tensor>& state, int64_t head) {
+  return {state_rows<T>(state, kStateLargest, head), state_rows<T>(state, kStateTotal, head)};
+}
+
 template <typename T>
 ContextualState<T> contextual_state(const std::vector<Tensor>& state, int64_t head) {
-  if (state.size() < 5) {
-    return {};
-  }
-  const int64_t at = head * state[2].size(2);
-  return {state[2].mutable_data_ptr<int32_t>() + at, state[3].mutable_data_ptr<int32_t>() + at,
-          state[4].mutable_data_ptr<Fraction<T>>() + at};
+  return {state_rows<int32_t>(state, kStateFirstKey, head), state_rows<int32_t>(state, kStateWhole, head),
+          state_rows<Fraction<T>>(state, kStateFraction, head)};
 }
 
 inline Dropout dropout_of(const Call& c, int64_t seed, int64_t head) {

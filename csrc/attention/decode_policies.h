@@ -61,7 +61,7 @@ bool add_bias(const ConstRows& bias, const Tile& t, int64_t q, T* scores, T* see
   with_type(bias.data, bias.type, [&](const auto* data) {
     const auto* row = data + q * bias.row + t.first_key * bias.column;
     for (int64_t k = 0; k < t.keys; ++k) {
-      const T x = widened<T>(row[k * bias.column]);
+      const T x = converted<T>(row[k * bias.column]);
       scores[k] += x * static_cast<T>(kLog2E);
       hides = hides || x <= bound;
       seen[k] = x <= bound ? T(0) : seen[k];

@@ -128,14 +128,6 @@ void restore(const T* arranged, int64_t width, T* to) {
   }
 }
 
-/// Asks for the step of a row at p. (GCC drops calls of a function that does nothing else.)
-template <typename T, typename Element>
-inline __attribute__((always_inline)) void prefetch_step(const Element* p) {
-  for (int64_t i = 0; i < kStep<T>; i += 64 / sizeof(Element)) {
-    __builtin_prefetch(p + i, /*rw=*/0, /*locality=*/2);
-  }
-}
-
 /// The sums of as many vectors as one has lanes.
 template <typename T>
 inline __attribute__((always_inline)) Vec<T> sums_of(const Vec<T>* v) {
@@ -214,7 +206,7 @@ inline __attribute__((always_inline)) void score_tile(const T* query, int64_t qu
     if (ahead != 0) {
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
-        prefetch_step<T>(key[i] + ahead + d);
+        cpu::prefetch(key[i] + ahead + d, kStep<T>);
       }
     }
     add(d, [](const Element* p) { return load_step<T>(p); });
@@ -271,7 +263,7 @@ inline void sum_tile(const T* weights, const BlockRows<Element>& value, int64_t 
   for (int64_t k = first; k < last; ++k) {
     const Element* row = value.data + k * value.row + d;
     if (ahead != 0) {
-      prefetch_step<T>(row + ahead);
+      cpu::prefetch(row + ahead, kStep<T>);
     }
     const Pair<T> x = load(row);
 #pragma GCC unroll 4

@@ -187,8 +187,8 @@ struct Dropout {
   uint32_t head;
 };
 
-/// For each query of a head a score in base 2, mostly the largest, and the sum of 2^(score - that one): exact where
-/// lse, rounded, is far from the sum of its parts. largest null: not wanted, or not there.
+/// For each query of a head the largest score in base 2, or one near it, and the sum of 2^(score - that one). Where
+/// scores are large, lse = largest + log2(total) rounds total away. largest null: not wanted, or not there.
 template <typename T>
 struct SoftmaxState {
   T *largest, *total;

@@ -34,10 +34,12 @@ inline Tensor empty_by_query(const Call& c, at::ScalarType dtype) {
 }
 inline Tensor empty_lse(const Call& c) { return empty_by_query(c, computing_dtype(c)); }
 
-/// What the forward pass leaves for the backward pass alone, each (B, H, Tq): a score and the sum of exponentials
-/// beside it; with contextual positions also the bands, as the first key, and the integer and the fraction of its
-/// position (kernel.h).
-inline size_t state_size(const Call& c) { return c.has(kPosEmb) ? 5 : 2; }
+/// Places in what the forward pass leaves for the backward pass alone, each (B, H, Tq): SoftmaxState; with contextual
+/// positions also ContextualState (kernel.h).
+enum StatePlace : size_t { kStateLargest, kStateTotal, kStateFirstKey, kStateWhole, kStateFraction, kStateSize };
+
+inline size_t state_size(const Call& c) { return c.has(kPosEmb) ? kStateSize : kStateFirstKey; }
+
 inline std::vector<Tensor> empty_state(const Call& c) {
   if (!c.has(kPosEmb)) {
     return {empty_lse(c), empty_lse(c)};

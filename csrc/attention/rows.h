@@ -27,12 +27,13 @@ void with_type(const void* data, ElementType type, const Body& body) {
   }
 }
 
-template <typename T, typename Element>
-T widened(Element x) {
-  if constexpr (sizeof(Element) == 2) {
-    return static_cast<T>(static_cast<float>(x));
+/// A number of one type as one of another; those of 16 bits know float alone.
+template <typename To, typename From>
+To converted(From x) {
+  if constexpr (sizeof(To) == 2 || sizeof(From) == 2) {
+    return static_cast<To>(static_cast<float>(x));
   } else {
-    return static_cast<T>(x);
+    return static_cast<To>(x);
   }
 }
 
@@ -48,7 +49,7 @@ inline Vec<T> load_vector(const Element* p) {
   } else {
     alignas(64) T lanes[Vec<T>::size()];
     for (int i = 0; i < Vec<T>::size(); ++i) {
-      lanes[i] = widened<T>(p[i]);
+      lanes[i] = converted<T>(p[i]);
     }
     return Vec<T>::loadu(lanes);
   }
@@ -67,25 +68,16 @@ void pack_rows(const ConstRows& from, int64_t rows, int64_t width, int64_t padde
           load_vector<T>(row + d).store(out + d);
         }
         for (; d < width; ++d) {
-          out[d] = widened<T>(row[d]);
+          out[d] = converted<T>(row[d]);
         }
       } else {
         for (int64_t d = 0; d < width; ++d) {
-          out[d] = widened<T>(row[d * from.column]);
+          out[d] = converted<T>(row[d * from.column]);
         }
       }
       std::fill(out + width, out + padded_width, T(0));
     }
   });
-}
-
-template <typename Element, typename T>
-Element narrowed(T x) {
-  if constexpr (sizeof(Element) == 2) {
-    return static_cast<Element>(static_cast<float>(x));
-  } else {
-    return static_cast<Element>(x);
-  }
 }
 
 /// to[i] = factor[i] * rows[i], in the type and strides of `to`.
@@ -98,11 +90,11 @@ void unpack_rows(const T* rows, int64_t row, int64_t count, int64_t width, const
       Element* out = const_cast<Element*>(data) + i * to.row;
       if (to.column == 1) {
         for (int64_t d = 0; d < width; ++d) {
-          out[d] = narrowed<Element>(factor[i] * from[d]);
+          out[d] = converted<Element>(factor[i] * from[d]);
         }
       } else {
         for (int64_t d = 0; d < width; ++d) {
-          out[d * to.column] = narrowed<Element>(factor[i] * from[d]);
+          out[d * to.column] = converted<Element>(factor[i] * from[d]);
         }
       }
     }
@@ -138,14 +130,8 @@ bool any_infinite(const T* rows, int64_t row, int64_t count, int64_t width) {
       sum = fmadd(Vec<T>::loadu(rows + i * row + d), Vec<T>(T(0)), sum);
     }
   }
-  T lanes[Vec<T>::size()];
-  sum.store(lanes);
-  for (const T x : lanes) {
-    if (x != x) {
-      return true;
-    }
-  }
-  return false;
+  const T total = cpu::sum_lanes(sum);
+  return total != total;
 }
 
 }  // namespace

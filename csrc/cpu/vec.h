@@ -58,6 +58,15 @@ inline void store_partial(T* p, const at::vec::Vectorized<T>& v, int64_t n) {
   v.store(p, static_cast<int>(n));
 }
 
+/// Asks for the n elements at p, to come into the second-level cache. (GCC drops calls of a function that does nothing
+/// else, so it must be inlined.)
+template <typename T>
+inline __attribute__((always_inline)) void prefetch(const T* p, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) {
+    __builtin_prefetch(p + i, /*rw=*/0, /*locality=*/2);
+  }
+}
+
 /// Two vectors of doubles rounded to one of floats, in lane order.
 inline Vf narrow(const Vd& low, const Vd& high) {
 #if defined(CPU_CAPABILITY_AVX512)

@@ -153,18 +153,13 @@ void rotate_row_strided(const Rows& r, const T* x, T* y, const Accumulate<T>* co
 }
 
 /// Asks for the rows that are read and written at the same place of the next head, or, behind the last one, of the next
-/// block of tokens: a head's block is short, and where it ends the processor's own prefetching begins anew. (GCC drops
-/// calls of a function that does nothing else.)
+/// block of tokens: a head's block is short, and where it ends the processor's own prefetching begins anew.
 template <typename T>
 inline __attribute__((always_inline)) void prefetch_next(const Rows& r, int64_t head, int64_t token) {
   const bool last = head + 1 == r.heads;
   const int64_t next_head = last ? 0 : head + 1, next_token = last ? token + r.tokens : token;
-  const T* x = static_cast<const T*>(r.x) + next_head * r.x_head + next_token * r.x_token;
-  const T* y = static_cast<const T*>(r.y) + next_head * r.y_head + next_token * r.y_token;
-  for (int64_t i = 0; i < r.width; i += 64 / sizeof(T)) {
-    __builtin_prefetch(x + i, /*rw=*/0, /*locality=*/2);
-    __builtin_prefetch(y + i, /*rw=*/1, /*locality=*/2);
-  }
+  cpu::prefetch(static_cast<const T*>(r.x) + next_head * r.x_head + next_token * r.x_token, r.width);
+  cpu::prefetch(static_cast<const T*>(r.y) + next_head * r.y_head + next_token * r.y_token, r.width);
 }
 
 template <typename T, bool interleaved>

@@ -51,7 +51,7 @@ void for_each_bias(const ConstRows& bias, const Tile& t, const Body& body) {
             continue;
           }
           for (int64_t j = 0; j < keys; ++j) {
-            rows[i * kSide<T> + j] = widened<T>(from[j * bias.column]);
+            rows[i * kSide<T> + j] = converted<T>(from[j * bias.column]);
           }
         }
         at::vec::transpose_mxn<T, kSide<T>, kSide<T>>(rows, kSide<T>, columns, kSide<T>);
@@ -73,7 +73,7 @@ bool hides_all(const ConstRows& bias, const Tile& t) {
     for (int64_t q = t.queries - 1; q >= 0 && all; --q) {
       const auto* row = data + (t.first_query + q) * bias.row + t.first_key * bias.column;
       for (int64_t k = 0; k < t.keys && all; ++k) {
-        all = widened<T>(row[k * bias.column]) <= bound;
+        all = converted<T>(row[k * bias.column]) <= bound;
       }
     }
   });
