@@ -8,7 +8,9 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
 
@@ -16,8 +18,21 @@ namespace posenc::attention_ops {
 namespace {
 
 using reference::Mode;
-using torch::autograd::AutogradContext;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
 using torch::autograd::variable_list;
+using torch::dynamo::autograd::CompiledNodeArgs;
+using torch::dynamo::autograd::SwapSavedVariables;
+
+/// torch counts the references to a node in the node itself, in older versions beside it.
+template <typename SomeNode, typename... Args>
+auto make_node(const Args&... args) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, SomeNode>) {
+    return c10::make_intrusive<SomeNode>(args...);
+  } else {
+    return std::shared_ptr<SomeNode>(new SomeNode(args...), [](SomeNode* node) { deleteNode(node); });
+  }
+}
 
 bool transformed(const Call& c) {
   return under_transforms() ||
@@ -28,69 +43,206 @@ bool any_wants_gradient(const Call& c) {
   return std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return wants_gradient(t); });
 }
 
-template <typename Op>
-struct Attend : torch::autograd::Function<Attend<Op>> {
-  static constexpr bool is_traceable = true;
-  // Two entries of three: each entry costs a quarter of a microsecond, and longer tuples make torch's headers warn.
-  using Visibility = std::tuple<bool, std::optional<double>, std::optional<int64_t>>;
-  using Options = std::tuple<double, bool, int64_t>;
+/// Calls body(tensor) for all tensors of a call, those that may have a gradient first.
+template <typename SomeCall, typename Body>
+void for_each_tensor(SomeCall& c, const Body& body) {
+  for (auto& input : c.inputs) {
+    body(input);
+  }
+  for (auto* other : {&c.key_mask, &c.segment_ids, &c.q_positions, &c.k_positions}) {
+    body(*other);
+  }
+}
 
-  template <typename... Inputs>
-  static variable_list forward(AutogradContext* ctx, const Call& c, const Inputs&...) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    ctx->set_materialize_grads(false);
-    auto [out, lse, seed, state] = call_forward<Op>(c);
-    variable_list saved;
-    for (const auto& input : c.inputs) {
-      saved.push_back(input.value_or(Tensor()));
+/// Calls body(option) for all that a call has beside tensors.
+template <typename SomeCall, typename Body>
+void for_each_option(SomeCall& c, const Body& body) {
+  body(c.is_causal);
+  body(c.scale);
+  body(c.window);
+  body(c.dropout_p);
+  body(c.scale_position_logits);
+  body(c.threshold);
+}
+
+/// What a node keeps of a call for its gradients.
+struct Kept {
+  /// The call without its tensors.
+  Call options{.op = ""};
+  /// Bit i: whether the tensor that for_each_tensor() comes to as number i is there.
+  int64_t present = 0;
+  /// Those tensors in that order, then out, lse, seed and state.
+  variable_list tensors;
+};
+
+/// The gradients of the inputs that are there, in order; undefined where they are not wanted.
+template <typename Op>
+variable_list differentiate(const variable_list& grads, Kept kept, const std::vector<bool>& wanted) {
+  variable_list result(wanted.size());
+  if (!grads[0].defined() && !grads[1].defined()) {
+    return result;
+  }
+  Call& c = kept.options;
+  auto tensor = kept.tensors.begin();
+  int64_t place = 0;
+  for_each_tensor(c, [&](OptionalTensor& t) {
+    if ((kept.present >> place++ & 1) != 0) {
+      t = std::move(*tensor++);
     }
-    for (const auto* other : {&c.key_mask, &c.segment_ids, &c.q_positions, &c.k_positions}) {
-      saved.push_back(other->value_or(Tensor()));
+  });
+  Saved s;
+  s.out = std::move(*tensor++);
+  s.lse = std::move(*tensor++);
+  s.seed = std::move(*tensor++);
+  s.state.assign(tensor, kept.tensors.end());
+  s.grad_out = grads[0].defined() ? grads[0] : at::zeros_like(s.out);
+  s.grad_lse = if_defined(grads[1]);
+  std::vector<size_t> to;
+  for (int64_t slot = 0, input = 0; slot < kSlots; ++slot) {
+    if (c.inputs[slot] && wanted[input++]) {
+      s.wanted.push_back(slot);
+      to.push_back(input - 1);
     }
-    saved.insert(saved.end(), {out, lse, seed});
-    saved.insert(saved.end(), state.begin(), state.end());
-    const auto dtype = c.query().scalar_type();
-    const bool rounds = out.scalar_type() != dtype;
-    ctx->save_for_backward(saved);
-    ctx->saved_data["visibility"] = Visibility(c.is_causal, c.scale, c.window);
-    ctx->saved_data["options"] = Options(c.dropout_p, c.scale_position_logits, c.threshold);
-    return {rounds ? out.to(dtype) : out, lse};
+  }
+  auto gradients = call_backward<Op>(s, c);
+  for (size_t i = 0; i < to.size(); ++i) {
+    result[to[i]] = std::move(gradients[i]);
+  }
+  return result;
+}
+
+/// A call in torch's graph. torch::autograd::Function is less to write, but takes longer for a short sequence than its
+/// attention does.
+template <typename Op>
+class AttentionNode final : public Node {
+ public:
+  explicit AttentionNode(const Call& c) : Node(edges_of(c)) {}
+
+  std::string name() const override { return Op::node_name; }
+
+  /// rounds: whether the op returns out in another dtype.
+  void keep(const Call& c, const Forward& found, bool rounds) {
+    const auto& [out, lse, seed, state] = found;
+    kept_.options = c;
+    saved_.reserve(kSlots + state.size());
+    int64_t place = 0;
+    for_each_tensor(kept_.options, [&](OptionalTensor& t) {
+      if (t) {
+        kept_.present |= int64_t{1} << place;
+        saved_.emplace_back(*t, /*is_output=*/false);
+        t.reset();
+      }
+      ++place;
+    });
+    saved_.emplace_back(out, /*is_output=*/!rounds);
+    saved_.emplace_back(lse, /*is_output=*/true);
+    saved_.emplace_back(seed, /*is_output=*/false);
+    for (const Tensor& t : state) {
+      saved_.emplace_back(t, /*is_output=*/false);
+    }
   }
 
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    variable_list result(1 + kSlots);
-    if (!grads[0].defined() && !grads[1].defined()) {
-      return result;
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    saved_.clear();
+  }
+
+  // What torch's compiled autograd asks of a node: what its graph depends on, and the gradients as a function of it.
+
+  void compiled_args(CompiledNodeArgs& args) const override {
+    args.collect(saved_, /*is_output=*/true);
+    args.collect(kept_.present);
+    for_each_option(kept_.options, [&](const auto& option) { args.collect(option); });
+  }
+
+  variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
+    namespace compiled = torch::dynamo::autograd;
+    swap.before(saved_);
+    compiled::PackedArgs packed;
+    packed.pack(unpack());
+    packed.pack(kept_.present);
+    for_each_option(kept_.options, [&](const auto& option) { packed.pack(option); });
+    packed.pack(wanted());
+    std::vector<at::TypePtr> types;
+    for (const auto& value : packed.vec()) {
+      types.push_back(value.isTensor() ? at::TensorType::get() : value.type());
     }
-    const auto saved = ctx->get_saved_variables();
-    Call c{.op = ""};
-    Saved s;
-    // The inputs of apply() that were tensors, in order, after the Call.
-    for (int64_t slot = 0, edge = 0; slot < kSlots; ++slot) {
-      c.inputs[slot] = if_defined(saved[slot]);
-      if (c.inputs[slot] && ctx->needs_input_grad(edge++)) {
-        s.wanted.push_back(slot);
+    using Metadata = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>;
+    const auto& compiler = compiled::getPyCompilerInterface();
+    const auto function = compiler->bind_function(swap.get_py_compiler(), name(), differentiate_packed, types,
+                                                  /*is_custom_function=*/true);
+    auto result = compiler->call_function(swap.get_py_compiler(), "apply_functional", function, grads, packed.vec(),
+                                          Metadata::pack(compiled::get_input_metadata(next_edges())));
+    swap.after(saved_);
+    return result;
+  }
+
+ private:
+  static edge_list edges_of(const Call& c) {
+    edge_list edges;
+    for (const auto& input : c.inputs) {
+      if (input) {
+        edges.push_back(torch::autograd::impl::gradient_edge(*input));
       }
     }
-    c.key_mask = if_defined(saved[kSlots]);
-    c.segment_ids = if_defined(saved[kSlots + 1]);
-    c.q_positions = if_defined(saved[kSlots + 2]);
-    c.k_positions = if_defined(saved[kSlots + 3]);
-    std::tie(c.is_causal, c.scale, c.window) = ctx->saved_data["visibility"].to<Visibility>();
-    std::tie(c.dropout_p, c.scale_position_logits, c.threshold) = ctx->saved_data["options"].to<Options>();
-    s.out = saved[kSlots + 4];
-    s.lse = saved[kSlots + 5];
-    s.seed = saved[kSlots + 6];
-    s.state.assign(saved.begin() + kSlots + 7, saved.end());
-    s.grad_out = grads[0].defined() ? grads[0] : at::zeros_like(s.out);
-    s.grad_lse = if_defined(grads[1]);
-    const auto gradients = call_backward<Op>(s, c);
-    for (size_t i = 0; i < s.wanted.size(); ++i) {
-      result[1 + s.wanted[i]] = gradients[i];
+    return edges;
+  }
+
+  static variable_list differentiate_packed(const variable_list& grads, const std::vector<c10::IValue>& values) {
+    torch::dynamo::autograd::PackedArgs packed(values);
+    Kept kept;
+    kept.tensors = packed.unpack<variable_list>();
+    kept.present = packed.unpack<int64_t>();
+    for_each_option(kept.options,
+                    [&](auto& option) { option = packed.unpack<std::remove_reference_t<decltype(option)>>(); });
+    return differentiate<Op>(grads, std::move(kept), packed.unpack<std::vector<bool>>());
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Kept kept = kept_;
+    kept.tensors = unpack();
+    return differentiate<Op>(grads, std::move(kept), wanted());
+  }
+
+  variable_list unpack() {
+    TORCH_CHECK(!saved_.empty(), torch::autograd::ERR_BACKWARD_TWICE);
+    variable_list tensors;
+    tensors.reserve(saved_.size());
+    for (const auto& t : saved_) {
+      tensors.push_back(t.unpack(getptr()));
+    }
+    return tensors;
+  }
+
+  /// By edge.
+  std::vector<bool> wanted() const {
+    std::vector<bool> result(num_outputs());
+    for (uint32_t edge = 0; edge < num_outputs(); ++edge) {
+      result[edge] = task_should_compute_output(edge);
     }
     return result;
   }
+
+  /// tensors is empty: they are in saved_.
+  Kept kept_;
+  std::vector<torch::autograd::SavedVariable> saved_;
 };
+
+template <typename Op>
+OutAndLse record(const Call& c) {
+  const auto node = make_node<AttentionNode<Op>>(c);
+  at::AutoDispatchBelowADInplaceOrView below;
+  const Forward found = call_forward<Op>(c);
+  const auto& out = std::get<0>(found);
+  const auto dtype = c.query().scalar_type();
+  const bool rounds = out.scalar_type() != dtype;
+  OutAndLse result{rounds ? out.to(dtype) : out, std::get<1>(found)};
+  torch::autograd::set_history(std::get<0>(result), node);
+  torch::autograd::set_history(std::get<1>(result), node);
+  node->keep(c, found, rounds);
+  return result;
+}
 
 template <typename Op>
 OutAndLse attention_autograd(const Call& c) {
@@ -100,8 +252,7 @@ OutAndLse attention_autograd(const Call& c) {
     return {out.to(c.query().scalar_type()), std::move(lse)};
   }
   if (any_wants_gradient(c)) {
-    const auto results = std::apply([&](const auto&... inputs) { return Attend<Op>::apply(c, inputs...); }, c.inputs);
-    return {results[0], results[1]};
+    return record<Op>(c);
   }
   at::AutoDispatchBelowADInplaceOrView below;
   return call_public<Op>(c);

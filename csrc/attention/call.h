@@ -86,7 +86,7 @@ using Forward = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>>;
 
 struct Dot {
   static constexpr const char *name = "posenc::attention", *forward_name = "posenc::_attention_forward",
-                              *backward_name = "posenc::_attention_backward";
+                              *backward_name = "posenc::_attention_backward", *node_name = "AttentionBackward";
   using Args =
       std::tuple<const Tensor&, const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
                  std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
@@ -132,7 +132,8 @@ struct Dot {
 struct Relative {
   static constexpr const char *name = "posenc::relative_attention",
                               *forward_name = "posenc::_relative_attention_forward",
-                              *backward_name = "posenc::_relative_attention_backward";
+                              *backward_name = "posenc::_relative_attention_backward",
+                              *node_name = "RelativeAttentionBackward";
   using Args = std::tuple<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, bool,
                           std::optional<double>, const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&,
                           const OptionalTensor&, const OptionalTensor&, double>;
@@ -166,7 +167,7 @@ struct Relative {
 
 struct Cope {
   static constexpr const char *name = "posenc::cope_attention", *forward_name = "posenc::_cope_attention_forward",
-                              *backward_name = "posenc::_cope_attention_backward";
+                              *backward_name = "posenc::_cope_attention_backward", *node_name = "CopeAttentionBackward";
   using Args = std::tuple<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
                           const OptionalTensor&, std::optional<double>, bool, const OptionalTensor&,
                           std::optional<int64_t>, const OptionalTensor&, double>;
@@ -211,7 +212,8 @@ struct Cope {
 struct Piecewise {
   static constexpr const char *name = "posenc::piecewise_attention",
                               *forward_name = "posenc::_piecewise_attention_forward",
-                              *backward_name = "posenc::_piecewise_attention_backward";
+                              *backward_name = "posenc::_piecewise_attention_backward",
+                              *node_name = "PiecewiseAttentionBackward";
   using Args = std::tuple<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, bool,
                           std::optional<double>, const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&,
                           const OptionalTensor&, const OptionalTensor&, double>;
