@@ -193,7 +193,7 @@ inline __attribute__((always_inline)) void score_tile(const T* query, int64_t qu
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const T* y = query + r * query_row + d;
-      const Vec<T> first = Vec<T>::loadu(y), second = Vec<T>::loadu(y + Vec<T>::size());
+      const Vec<T> first = cpu::held(Vec<T>::loadu(y)), second = cpu::held(Vec<T>::loadu(y + Vec<T>::size()));
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
         sum[r][i] = fmadd(x[i].first, first, sum[r][i]);

@@ -24,7 +24,7 @@ constexpr int64_t kTileQueries = 96, kTileKeys = 96;
 constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
 
 /// Keys of a block of a DecodeJob.
-constexpr int64_t kDecodeKeys = 64;
+constexpr int64_t kDecodeKeys = 128;
 
 /// Rows of a tensor, strides in elements.
 struct ConstRows {

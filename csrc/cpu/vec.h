@@ -67,6 +67,26 @@ inline __attribute__((always_inline)) void prefetch(const T* p, int64_t n) {
   }
 }
 
+/// The same vector, which stays in its register: GCC would rather load it anew for each use, and loads are what
+/// products of a register tile have least of.
+template <typename T>
+inline at::vec::Vectorized<T> held(const at::vec::Vectorized<T>& v) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (std::is_same_v<T, float>) {
+    __m512 lanes = v;
+    asm("" : "+v"(lanes));
+    return lanes;
+  }
+#elif defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<T, float>) {
+    __m256 lanes = v;
+    asm("" : "+x"(lanes));
+    return lanes;
+  }
+#endif
+  return v;
+}
+
 /// Two vectors of doubles rounded to one of floats, in lane order.
 inline Vf narrow(const Vd& low, const Vd& high) {
 #if defined(CPU_CAPABILITY_AVX512)
