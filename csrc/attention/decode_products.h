@@ -33,7 +33,7 @@ constexpr int kDecodeRows = 4;
 constexpr int64_t kPrefetchBytes = 16384;
 
 /// Values that are summed before the sums of a row are loaded and stored.
-constexpr int64_t kChunkKeys = 16;
+constexpr int64_t kChunkKeys = 32;
 
 /// Rows of a block of keys as a tensor has them, columns adjacent. Nothing behind their width is read.
 template <typename Element>
