@@ -172,11 +172,8 @@ class SharedGradients {
         return like_input(input.dim() == 1 ? slopes_.sum({0, 1}) : slopes_.sum(1));
       case kDistanceBias:
         return like_input(table_.sum(0));
-      case kLogDecay: {
-        // A token's decay is in the sums of all tokens from it on.
-        const Tensor each = at::where(input < kLowestDecay, 0.0, decay_sums_.sum(1).flip(2).cumsum(2).flip(2));
-        return like_input(input.size(0) == 1 ? each.sum(0, /*keepdim=*/true) : each);
-      }
+      case kLogDecay:
+        return like_input(gradient_of_decays(c_, decay_sums_.sum(1)));
       case kGateBias:
         return like_input(gate_bias_.sum({0, 1}));
       default:

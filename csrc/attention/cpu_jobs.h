@@ -3,6 +3,7 @@
 /// From the tensors of a call to the jobs of the kernels: what the forward, decode and backward files share.
 
 #include "attention/call.h"
+#include "attention/decay.h"
 #include "attention/kernel.h"
 #include "attention/results.h"
 #include "attention/workspace.h"
@@ -123,7 +124,11 @@ class Rules {
       table_ = c[kDistanceBias].to(c10::CppTypeToScalarType<T>::value).contiguous();
     }
     if (c.has(kLogDecay)) {
-      decay_sums_ = c[kLogDecay].to(at::kDouble).clamp_min(kLowestDecay).cumsum(2).contiguous();
+      const auto [sums, undefined] = sum_decays(c, at::kDouble);
+      decay_sums_ = sums.contiguous();
+      if (undefined.any().item<bool>()) {
+        undefined_decays_ = undefined.contiguous();
+      }
     }
     if (c.has(kBias)) {
       bias_ = c[kBias].expand({c.query().size(0), heads_, queries_, keys_});
@@ -208,6 +213,8 @@ class Rules {
     if (decay_sums_.defined()) {
       const int64_t row = (decay_sums_.size(0) == 1 ? 0 : batch) * heads_ + head;
       b.decay_sums = decay_sums_.const_data_ptr<double>() + row * keys_;
+      b.undefined_decays =
+          undefined_decays_.defined() ? undefined_decays_.const_data_ptr<int64_t>() + row * keys_ : nullptr;
     }
     if (bias_.defined()) {
       b.bias = rows_of(bias_, batch, head);
@@ -263,7 +270,7 @@ class Rules {
 
   const Call& c_;
   int64_t heads_, queries_, keys_, offset_, radius_ = 0;
-  Tensor key_mask_, segments_, q_positions_, k_positions_, slopes_, table_, decay_sums_, bias_;
+  Tensor key_mask_, segments_, q_positions_, k_positions_, slopes_, table_, decay_sums_, undefined_decays_, bias_;
   Tensor rel_k_, rel_v_, pos_emb_, gate_bias_;
 };
 

@@ -45,10 +45,15 @@ void add_distance_bias(const ScoreBias<T>& b, const double* distance, int64_t ke
 
 /// Adds what the tokens behind each key, up to query q, add to a row of scores.
 template <typename T>
-void add_decay(const double* sums, const Visibility& v, const Tile& t, int64_t q, T* scores) {
-  const double own = sums[v.keys - v.queries + q];
+void add_decay(const ScoreBias<T>& bias, const Visibility& v, const Tile& t, int64_t q, T* scores) {
+  const int64_t own = v.keys - v.queries + q;
   for (int64_t k = 0; k < t.keys; ++k) {
-    scores[k] += static_cast<T>((own - sums[t.first_key + k]) * kLog2E);
+    scores[k] += static_cast<T>((bias.decay_sums[own] - bias.decay_sums[t.first_key + k]) * kLog2E);
+  }
+  for (int64_t k = 0; bias.undefined_decays != nullptr && k < t.keys; ++k) {
+    if (bias.undefined_decays[own] != bias.undefined_decays[t.first_key + k]) {
+      scores[k] = std::numeric_limits<T>::quiet_NaN();
+    }
   }
 }
 

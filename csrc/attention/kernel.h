@@ -85,6 +85,8 @@ struct ScoreBias {
   int64_t radius;
   /// Null, or for each key a sum: that of the query's own key less that of the key is added.
   const double* decay_sums;
+  /// Null, or beside these a count: where that of the query's own key differs from that of the key, NaN is added.
+  const int64_t* undefined_decays;
   /// data null, or one row of keys for each query; -infinity, or the lowest number of its type, hides a key.
   ConstRows bias;
 };

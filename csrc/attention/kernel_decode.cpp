@@ -296,7 +296,7 @@ class Decoder {
       relative_.add(r, distance_, t_.keys, scores);
     }
     if (bias.decay_sums != nullptr) {
-      add_decay(bias.decay_sums, job_.visible, t_, q, scores);
+      add_decay(bias, job_.visible, t_, q, scores);
     }
     bool all = t_.cover == Cover::kAll;
     if (bias.bias.data != nullptr) {

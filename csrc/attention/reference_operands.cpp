@@ -6,8 +6,6 @@
 namespace posenc::attention_ops::reference {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 /// Numbers of a bias up to this one hide a key: -infinity; the lowest finite one of its dtype, with which many models
 /// mask; and those near the lowest one of the computing dtype, which kernels, whose scores are in base 2, cannot hold.
 double hiding_bound(at::ScalarType type, at::ScalarType computing) {

@@ -1,5 +1,7 @@
 #include "attention/reference_scores.h"
 
+#include "attention/decay.h"
+
 namespace posenc::attention_ops::reference {
 namespace {
 
@@ -15,12 +17,16 @@ Tensor bias_rows(const Operands& o, const Block& block) {
 /// For long sums. MPS has no float64.
 at::ScalarType wide_type(const Operands& o) { return o.call.query().is_mps() ? at::kFloat : at::kDouble; }
 
-/// Decays of all tokens up to each (B, H, Tk), whose differences are biases.
-Tensor decay_sums(const Operands& o) { return o[kLogDecay].to(wide_type(o)).clamp_min(kLowestDecay).cumsum(2); }
+/// x (B, H, Tk) of the block's queries, which are the last tokens, less that of each key: (B, H, r, Tk).
+Tensor less_keys(const Operands& o, const Block& block, const Tensor& x) {
+  const Tensor rows = x.narrow_symint(2, o.keys - o.call.query().sym_size(2) + block.begin, block.length);
+  return rows.unsqueeze(-1) - x.unsqueeze(-2);
+}
 
-/// Those of the tokens that the block's queries are, the last ones.
-Tensor decay_rows(const Operands& o, const Block& block, const Tensor& sums) {
-  return sums.narrow_symint(2, o.keys - o.call.query().sym_size(2) + block.begin, block.length);
+Tensor decay_bias(const Operands& o, const Block& block) {
+  const auto [sums, undefined] = sum_decays(o.call, wide_type(o));
+  const Tensor bias = less_keys(o, block, sums).to(o.dtype);
+  return o.may_be_infinite(kLogDecay) ? at::where(less_keys(o, block, undefined) == 0, bias, kNaN) : bias;
 }
 
 /// scale * query . key plus biases.
@@ -34,8 +40,7 @@ Tensor dot_scores(const Operands& o, const Block& block) {
     s = s + look_up(o, table.unsqueeze(0).unsqueeze(2), clipped(block, table.sym_size(1)));
   }
   if (o.call.has(kLogDecay)) {
-    const Tensor sums = decay_sums(o);
-    s = s + (decay_rows(o, block, sums).unsqueeze(-1) - sums.unsqueeze(-2)).to(o.dtype);
+    s = s + decay_bias(o, block);
   }
   return o.call.has(kBias) ? s + bias_rows(o, block) : s;
 }
@@ -60,8 +65,7 @@ void add_dot_gradients(const Operands& o, const Block& block, const Tensor& grad
     const c10::SymInt before = o.keys - o.call.query().sym_size(2) + block.begin;
     const Tensor of_queries = at::constant_pad_nd_symint(grad.sum(3), {before, o.keys - before - block.length});
     const Tensor of_sums = (of_queries - grad.sum(2)).to(wide_type(o));
-    const Tensor gradient = at::where(o[kLogDecay] < kLowestDecay, 0.0, of_sums.flip(2).cumsum(2).flip(2)).to(o.dtype);
-    gradients.add(kLogDecay, o[kLogDecay].sym_size(0) == 1 ? gradient.sum(0, /*keepdim=*/true) : gradient);
+    gradients.add(kLogDecay, gradient_of_decays(o.call, of_sums).to(o.dtype));
   }
   if (gradients.wants(kBias)) {
     const Tensor rows = grad.sum_to_size_symint(bias_rows(o, block).sym_sizes());

@@ -12,6 +12,7 @@
 namespace posenc::attention_ops::reference {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// A block of queries with what its scores need.
 struct Block {
@@ -38,6 +39,8 @@ class Operands {
   const c10::SymInt batch, heads, groups, keys;
 
   const Tensor& operator[](Slot slot) const { return *wide_[slot]; }
+  /// False only where all of an input is known to be finite.
+  bool may_be_infinite(Slot slot) const { return may_be_infinite_[slot]; }
 
   Block block(const c10::SymInt& begin, const c10::SymInt& length) const;
 
@@ -51,7 +54,6 @@ class Operands {
 
  private:
   Tensor visible(const c10::SymInt& begin, const c10::SymInt& length, const Tensor& q, const Tensor& k) const;
-  /// False only where all of x is known to be finite.
   bool may_be_infinite(const Tensor& x) const;
 
   std::array<OptionalTensor, kSlots> wide_;

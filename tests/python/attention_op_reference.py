@@ -98,7 +98,9 @@ def attention(
             s = s + distance_bias[h, [radius + max(-radius, min(radius, d)) for d in distances]]
         if log_decay is not None:
             decays, own = log_decay[b % log_decay.shape[0], h], key.shape[2] - query.shape[2] + i
-            s = s + torch.stack([decays[j + 1 : own + 1].sum() for j in seen])
+            ids = rules.get("segment_ids")
+            counts = torch.ones(key.shape[2], dtype=bool) if ids is None else ids[b] == ids[b, own]
+            s = s + torch.stack([(decays * counts)[j + 1 : own + 1].sum() for j in seen])
         return s if full is None else s + full[b, h, i, seen]
 
     hides = None if full is None else lambda b, h, i, j: full[b, h, i, j].item() <= lowest

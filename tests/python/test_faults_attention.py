@@ -29,6 +29,71 @@ def test_a_token_that_forgets_all_leaves_later_ones_their_digits(low, queries):
     assert grad.isfinite().all() and (grad[..., 3] == 0).all()
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("queries", [3, 20])
+def test_an_undefined_decay_reaches_those_alone_who_have_it_between_them(number, queries):
+    keys, token = 120, 101
+    q, k, v = torch.randn(1, 2, queries, 8), torch.randn(1, 2, keys, 8), torch.randn(1, 2, keys, 8)
+    decay = -torch.rand(1, 2, keys) / 10
+    undefined = decay.clone()
+    undefined[..., token] = number
+    cases = (
+        {"window": keys},  # rows from `token` on see keys before it
+        {"window": 5},  # as far as the window reaches back
+        {"segment_ids": torch.tensor([[0] * 110 + [1] * 10])},
+        {"segment_ids": torch.tensor([[0, 1] * 60])},
+        {"key_mask": (torch.arange(keys) >= token)[None]},  # the token is the first that is seen
+        {"key_mask": (torch.arange(keys) > token)[None]},  # a pad
+    )
+    for rules in cases:
+        i, j = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
+        seen = (j <= i) & (i - j < rules.get("window", keys))
+        seen &= rules.get("key_mask", torch.ones(1, keys, dtype=bool))[0]
+        crosses = (j < token) & (i >= token)
+        if "segment_ids" in rules:
+            ids = rules["segment_ids"][0]
+            seen &= ids[i] == ids
+            crosses &= ids[i] == ids[token]
+        hit = (seen & crosses).any(1)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, undefined)]
+        out = attention(*leaves[:3], is_causal=True, log_decay=leaves[3], **rules)
+        assert out[:, :, hit].isnan().all()
+        expected = [x.clone().requires_grad_() for x in (q, k, v, decay)]
+        plain = attention(*expected[:3], is_causal=True, log_decay=expected[3], **rules)
+        torch.testing.assert_close(out[:, :, ~hit], plain[:, :, ~hit])
+        with torch.no_grad():
+            decoded = attention(*leaves[:3], is_causal=True, log_decay=leaves[3], **rules)
+        torch.testing.assert_close(decoded, out, equal_nan=True)
+        if not hit.any():
+            for grad, e in zip(
+                torch.autograd.grad(out.sin().sum(), leaves),
+                torch.autograd.grad(plain.sin().sum(), expected),
+                strict=True,
+            ):
+                torch.testing.assert_close(grad, e)
+
+
+def test_decays_count_within_their_segment():
+    """Also where segments interleave: each is attended to as if it were alone."""
+    q, k, v = torch.randn(3, 2, 2, 12, 8)
+    decay = -torch.rand(2, 2, 12)
+    ids = torch.tensor([[4, 1, 4, 1, 1, 7, 4, 7, 4, 1, 7, 4], [2] * 5 + [0] * 7])
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, decay)]
+    packed = attention(*leaves[:3], is_causal=True, log_decay=leaves[3], segment_ids=ids)
+    gradients = torch.autograd.grad(packed.sin().sum(), leaves)
+    for b in range(2):
+        for segment in ids[b].unique():
+            at = ids[b] == segment
+            alone = [x[b : b + 1, :, at].clone().requires_grad_() for x in (q, k, v, decay)]
+            out = attention(*alone[:3], is_causal=True, log_decay=alone[3])
+            torch.testing.assert_close(packed[b : b + 1, :, at], out)
+            for grad, e in zip(gradients, torch.autograd.grad(out.sin().sum(), alone), strict=True):
+                torch.testing.assert_close(grad[b : b + 1, :, at], e)
+    with torch.no_grad():
+        last = attention(q[:, :, -2:], k, v, is_causal=True, log_decay=decay, segment_ids=ids)
+    torch.testing.assert_close(last, packed[:, :, -2:])
+
+
 @pytest.mark.parametrize("number", [torch.finfo(torch.bfloat16).min, torch.finfo(torch.float32).min, -math.inf])
 @pytest.mark.parametrize("keys", [96, 97])
 def test_biases_near_the_lowest_number_hide_keys_on_every_path(number, keys):

@@ -80,7 +80,7 @@ class Policies {
       add_distance_bias(scores_.bias, visible_, t, strip_, scores);
     }
     if (scores_.bias.decay_sums != nullptr) {
-      add_decay(scores_.bias.decay_sums, visible_, t, scores);
+      add_decay(scores_.bias, visible_, t, scores);
     }
     if (is_relative()) {
       relative_key_.add_to(t, scores);

@@ -23,10 +23,23 @@ Parts<T> parts_of(double x) {
   return {most, static_cast<T>(x - static_cast<double>(most))};
 }
 
+/// NaN for each query and key with a decay between them that is no number.
+template <typename T>
+void add_undefined_decay(const int64_t* undefined, const Visibility& v, const Tile& t, T* scores) {
+  for (int64_t k = 0; k < t.keys; ++k) {
+    for (int64_t q = 0; q < t.queries; ++q) {
+      if (undefined[own_key(v, t, q)] != undefined[t.first_key + k]) {
+        scores[k * kTileQueries + q] = std::numeric_limits<T>::quiet_NaN();
+      }
+    }
+  }
+}
+
 /// Adds the bias to a tile of scores, in base 2. Sums are taken from one within the tile, so long ones lose nothing; a
 /// token that forgets all makes even these large on one side of it, where they cancel.
 template <typename T>
-void add_decay(const double* sums, const Visibility& v, const Tile& t, T* scores) {
+void add_decay(const ScoreBias<T>& bias, const Visibility& v, const Tile& t, T* scores) {
+  const double* sums = bias.decay_sums;
   const double base = sums[own_key(v, t, 0)];
   T most[kTileQueries] = {}, rest[kTileQueries] = {};
   for (int64_t q = 0; q < t.queries; ++q) {
@@ -39,10 +52,13 @@ void add_decay(const double* sums, const Visibility& v, const Tile& t, T* scores
     for (int64_t k = 0; k < keys.some; ++k) {
       T* to = scores + k * kTileQueries + q;
       const Parts<T> of_key = parts_of<T>((base - sums[t.first_key + k]) * kLog2E);
-      const Vec<T> bias = (row_most + Vec<T>(of_key.most)) + (row_rest + Vec<T>(of_key.rest));
-      (Vec<T>::loadu(to) + bias).store(to);
+      const Vec<T> decay = (row_most + Vec<T>(of_key.most)) + (row_rest + Vec<T>(of_key.rest));
+      (Vec<T>::loadu(to) + decay).store(to);
     }
   });
+  if (bias.undefined_decays != nullptr) {
+    add_undefined_decay(bias.undefined_decays, v, t, scores);
+  }
 }
 
 /// Adds the gradients of a tile of scores, 0 where hidden, to those of the sums.

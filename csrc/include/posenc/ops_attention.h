@@ -51,8 +51,8 @@ struct AttentionFuncOptions {
   TORCH_ARG(std::optional<at::Tensor>, distance_bias) = std::nullopt;
   /// Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
-  /// (B, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own. Needs is_causal.
-  /// Entries below -100000 count as that.
+  /// (B, H, Tk) or (1, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own, with
+  /// segment_ids those of their segment. Needs is_causal. Entries below -100000 count as that.
   TORCH_ARG(std::optional<at::Tensor>, log_decay) = std::nullopt;
   TORCH_ARG(double, dropout_p) = 0.0;
 };

@@ -1,0 +1,22 @@
+#pragma once
+
+/// Sums of log_decay: the bias of a query and a key is the difference of theirs.
+
+#include "attention/call.h"
+
+namespace posenc::attention_ops {
+
+struct DecaySums {
+  /// The decays of the tokens of a segment up to each, (1 or B, H, Tk).
+  Tensor sums;
+  /// How many of these are no numbers that a bias could have (NaN and infinity), int64. They count as 0 in `sums`, and
+  /// a query and a key with such a decay between them have the bias NaN: others do not meet it.
+  Tensor undefined;
+};
+
+DecaySums sum_decays(const Call& c, at::ScalarType type);
+
+/// The gradient of log_decay (B, H, Tk) that follows from that of sums: 0 for decays that count as another number.
+Tensor gradient_of_decays(const Call& c, const Tensor& of_sums);
+
+}  // namespace posenc::attention_ops
