@@ -19,8 +19,8 @@ class ForgettingBias(ScoreEncoding):
     Each token t says how much of what came before it is kept, by a number ``a_h(t) <= 0`` of the layer's input ``x_t``. The
     score of query i and key j is ``q_i . k_j / sqrt(D)`` plus the sum of ``a_h(t)`` over t = j + 1 .. i.
 
-    Sums go by index. A token that ``key_mask`` hides adds nothing; segments lie one behind the other, as a token of another
-    one that lies between adds its number. A cache holds ``a_h(t)`` of each token beside k and v.
+    Sums go by index. Tokens that ``key_mask`` hides and those of other segments add nothing. A cache holds ``a_h(t)`` of each
+    token beside k and v.
 
     Args:
         embed_dim: Width of the layer's input.
