@@ -124,11 +124,7 @@ class Rules {
       table_ = c[kDistanceBias].to(c10::CppTypeToScalarType<T>::value).contiguous();
     }
     if (c.has(kLogDecay)) {
-      const auto [sums, undefined] = sum_decays(c, at::kDouble);
-      decay_sums_ = sums.contiguous();
-      if (undefined.any().item<bool>()) {
-        undefined_decays_ = undefined.contiguous();
-      }
+      decays_ = sum_decays_on_cpu(c);
     }
     if (c.has(kBias)) {
       bias_ = c[kBias].expand({c.query().size(0), heads_, queries_, keys_});
@@ -210,11 +206,11 @@ class Rules {
       b.radius = (table_.size(1) - 1) / 2;
       b.table = table_.const_data_ptr<T>() + head * table_.size(1);
     }
-    if (decay_sums_.defined()) {
-      const int64_t row = (decay_sums_.size(0) == 1 ? 0 : batch) * heads_ + head;
-      b.decay_sums = decay_sums_.const_data_ptr<double>() + row * keys_;
+    if (decays_.sums.defined()) {
+      const int64_t row = (decays_.sums.size(0) == 1 ? 0 : batch) * heads_ + head;
+      b.decay_sums = decays_.sums.const_data_ptr<double>() + row * keys_;
       b.undefined_decays =
-          undefined_decays_.defined() ? undefined_decays_.const_data_ptr<int64_t>() + row * keys_ : nullptr;
+          decays_.undefined.defined() ? decays_.undefined.const_data_ptr<int64_t>() + row * keys_ : nullptr;
     }
     if (bias_.defined()) {
       b.bias = rows_of(bias_, batch, head);
@@ -270,8 +266,9 @@ class Rules {
 
   const Call& c_;
   int64_t heads_, queries_, keys_, offset_, radius_ = 0;
-  Tensor key_mask_, segments_, q_positions_, k_positions_, slopes_, table_, decay_sums_, undefined_decays_, bias_;
+  Tensor key_mask_, segments_, q_positions_, k_positions_, slopes_, table_, bias_;
   Tensor rel_k_, rel_v_, pos_emb_, gate_bias_;
+  DecaySums decays_;
 };
 
 /// Keys or values of one head after another as packed rows: where they lie if that serves, else in a copy of one head.

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
+#include <unordered_map>
 
 namespace posenc::attention_ops {
 namespace {
@@ -44,6 +46,46 @@ DecaySums sum_decays(const Call& c, at::ScalarType type) {
   const Tensor defined = decays < kInfinity;
   return {order.leave(at::where(defined, decays.clamp_min(kLowestDecay), 0.0).cumsum(2)),
           order.leave(defined.logical_not().cumsum(2))};
+}
+
+DecaySums sum_decays_on_cpu(const Call& c) {
+  struct Running {
+    double sum = 0.0;
+    int64_t undefined = 0;
+  };
+  const Tensor& decays = c[kLogDecay];
+  const Tensor ids = c.segment_ids ? c.segment_ids->to(at::kLong).contiguous() : Tensor();
+  const int64_t batch = ids.defined() ? ids.size(0) : decays.size(0), heads = decays.size(1), keys = decays.size(2);
+  DecaySums result;
+  result.sums = at::empty({batch, heads, keys}, at::kDouble).copy_(decays);
+  double* sums = result.sums.mutable_data_ptr<double>();
+  int64_t* undefined = nullptr;
+  for (int64_t row = 0; row < batch * heads; ++row) {
+    const int64_t* id = ids.defined() ? ids.const_data_ptr<int64_t>() + row / heads * keys : nullptr;
+    Running now;
+    std::unordered_map<int64_t, Running> left;  // segments that were left and may come again
+    for (int64_t k = 0; k < keys; ++k) {
+      if (id != nullptr && k > 0 && id[k] != id[k - 1]) {
+        left[id[k - 1]] = now;
+        now = left[id[k]];
+      }
+      const int64_t at = row * keys + k;
+      if (sums[at] < kInfinity) {
+        now.sum += std::max(sums[at], kLowestDecay);
+      } else {
+        ++now.undefined;
+        if (undefined == nullptr) {
+          result.undefined = at::zeros({batch, heads, keys}, at::kLong);
+          undefined = result.undefined.mutable_data_ptr<int64_t>();
+        }
+      }
+      sums[at] = now.sum;
+      if (undefined != nullptr) {
+        undefined[at] = now.undefined;
+      }
+    }
+  }
+  return result;
 }
 
 Tensor gradient_of_decays(const Call& c, const Tensor& of_sums) {

@@ -15,6 +15,8 @@ struct DecaySums {
 };
 
 DecaySums sum_decays(const Call& c, at::ScalarType type);
+/// The same in float64 on the CPU, in one pass. `undefined` is there only where a decay is.
+DecaySums sum_decays_on_cpu(const Call& c);
 
 /// The gradient of log_decay (B, H, Tk) that follows from that of sums: 0 for decays that count as another number.
 Tensor gradient_of_decays(const Call& c, const Tensor& of_sums);
