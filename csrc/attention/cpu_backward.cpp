@@ -173,7 +173,7 @@ class SharedGradients {
       case kDistanceBias:
         return like_input(table_.sum(0));
       case kLogDecay:
-        return like_input(gradient_of_decays(c_, decay_sums_.sum(1)));
+        return like_input(gradient_of_decays_on_cpu(c_, decay_sums_.sum(1)));
       case kGateBias:
         return like_input(gate_bias_.sum({0, 1}));
       default:

@@ -38,6 +38,48 @@ class SegmentOrder {
   OptionalTensor sorted_, back_;
 };
 
+/// The segments of each batch row's tokens, on the CPU.
+class SegmentRows {
+ public:
+  explicit SegmentRows(const Call& c) : ids_(c.segment_ids ? c.segment_ids->to(at::kLong).contiguous() : Tensor()) {}
+  /// Null: all are of one.
+  const int64_t* row(int64_t batch) const {
+    return ids_.defined() ? ids_.const_data_ptr<int64_t>() + batch * ids_.size(1) : nullptr;
+  }
+
+ private:
+  Tensor ids_;
+};
+
+/// A value for each segment of a row of tokens.
+template <typename Value>
+class BySegment {
+ public:
+  explicit BySegment(const int64_t* ids) : ids_(ids) {}
+  /// That of a token's segment.
+  Value& of(int64_t token) {
+    const int64_t id = ids_ == nullptr ? 0 : ids_[token];
+    if (at_hand_ == nullptr || id != id_) {
+      id_ = id;
+      at_hand_ = &values_[id];
+    }
+    return *at_hand_;
+  }
+
+ private:
+  const int64_t* ids_;
+  std::unordered_map<int64_t, Value> values_;
+  int64_t id_ = 0;
+  Value* at_hand_ = nullptr;
+};
+
+/// The gradient of log_decay from those of the numbers that its entries count as.
+Tensor of_counted(const Call& c, const Tensor& each) {
+  const Tensor& decays = c[kLogDecay];
+  const Tensor gradient = at::where((decays >= kLowestDecay).logical_and(decays < kInfinity), each, 0.0);
+  return decays.sym_size(0) == 1 ? gradient.sum(0, /*keepdim=*/true) : gradient;
+}
+
 }  // namespace
 
 DecaySums sum_decays(const Call& c, at::ScalarType type) {
@@ -53,23 +95,18 @@ DecaySums sum_decays_on_cpu(const Call& c) {
     double sum = 0.0;
     int64_t undefined = 0;
   };
+  const SegmentRows segments(c);
   const Tensor& decays = c[kLogDecay];
-  const Tensor ids = c.segment_ids ? c.segment_ids->to(at::kLong).contiguous() : Tensor();
-  const int64_t batch = ids.defined() ? ids.size(0) : decays.size(0), heads = decays.size(1), keys = decays.size(2);
+  const int64_t batch = c.segment_ids ? c.query().size(0) : decays.size(0);
+  const int64_t heads = decays.size(1), keys = decays.size(2);
   DecaySums result;
   result.sums = at::empty({batch, heads, keys}, at::kDouble).copy_(decays);
   double* sums = result.sums.mutable_data_ptr<double>();
   int64_t* undefined = nullptr;
   for (int64_t row = 0; row < batch * heads; ++row) {
-    const int64_t* id = ids.defined() ? ids.const_data_ptr<int64_t>() + row / heads * keys : nullptr;
-    Running now;
-    std::unordered_map<int64_t, Running> left;  // segments that were left and may come again
-    for (int64_t k = 0; k < keys; ++k) {
-      if (id != nullptr && k > 0 && id[k] != id[k - 1]) {
-        left[id[k - 1]] = now;
-        now = left[id[k]];
-      }
-      const int64_t at = row * keys + k;
+    BySegment<Running> running(segments.row(row / heads));
+    for (int64_t k = 0, at = row * keys; k < keys; ++k, ++at) {
+      Running& now = running.of(k);
       if (sums[at] < kInfinity) {
         now.sum += std::max(sums[at], kLowestDecay);
       } else {
@@ -88,13 +125,24 @@ DecaySums sum_decays_on_cpu(const Call& c) {
   return result;
 }
 
+Tensor gradient_of_decays_on_cpu(const Call& c, const Tensor& of_sums) {
+  const SegmentRows segments(c);
+  const int64_t batch = of_sums.size(0), heads = of_sums.size(1), keys = of_sums.size(2);
+  const Tensor gradient = of_sums.contiguous();
+  double* each = gradient.mutable_data_ptr<double>();
+  for (int64_t row = 0; row < batch * heads; ++row) {
+    BySegment<double> running(segments.row(row / heads));
+    for (int64_t k = keys - 1; k >= 0; --k) {
+      each[row * keys + k] = running.of(k) += each[row * keys + k];
+    }
+  }
+  return of_counted(c, gradient);
+}
+
 Tensor gradient_of_decays(const Call& c, const Tensor& of_sums) {
   const SegmentOrder order(c);
-  const Tensor& decays = c[kLogDecay];
   // A token's decay is in the sums of all tokens of its segment from it on. (Those of a segment behind cancel.)
-  const Tensor each = order.leave(order.enter(of_sums).flip(2).cumsum(2).flip(2));
-  const Tensor gradient = at::where((decays >= kLowestDecay).logical_and(decays < kInfinity), each, 0.0);
-  return decays.sym_size(0) == 1 ? gradient.sum(0, /*keepdim=*/true) : gradient;
+  return of_counted(c, order.leave(order.enter(of_sums).flip(2).cumsum(2).flip(2)));
 }
 
 }  // namespace posenc::attention_ops

@@ -20,5 +20,7 @@ DecaySums sum_decays_on_cpu(const Call& c);
 
 /// The gradient of log_decay (B, H, Tk) that follows from that of sums: 0 for decays that count as another number.
 Tensor gradient_of_decays(const Call& c, const Tensor& of_sums);
+/// The same on the CPU, of float64, which is written to. What is NaN in one segment stays there.
+Tensor gradient_of_decays_on_cpu(const Call& c, const Tensor& of_sums);
 
 }  // namespace posenc::attention_ops
