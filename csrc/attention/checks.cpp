@@ -60,6 +60,8 @@ void check_operands(const Call& c) {
                      " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
     TORCH_CHECK_TYPE(x.scalar_type() == query.scalar_type(), c.op, ": expected ", name, " to have the dtype of ", first,
                      ", ", query.scalar_type(), ", but got ", x.scalar_type());
+    TORCH_CHECK_VALUE(x.layout() == at::kStrided, c.op, ": expected ", name,
+                      " to be a dense tensor, but got the layout ", x.layout());
     TORCH_CHECK_VALUE(x.device() == query.device(), c.op, ": expected ", name, " on ", query.device(), " like ", first,
                       ", but it is on ", x.device());
     TORCH_CHECK_VALUE(x.dim() == 4, c.op, ": expected ", name, " of shape (batch, heads, length, ",

@@ -11,31 +11,50 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
 /// The way from the order of tokens to one in which those of a segment are neighbours, and back.
 class SegmentOrder {
  public:
   explicit SegmentOrder(const Call& c) {
     if (c.segment_ids) {
-      sorted_ = c.segment_ids->argsort(/*stable=*/true, /*dim=*/1);
+      const Tensor ids = c.segment_ids->to(at::kLong);
+      sorted_ = ids.argsort(/*stable=*/true, /*dim=*/1);
       back_ = sorted_->argsort(/*dim=*/int64_t{1});
+      const Tensor in_order = ids.gather(1, *sorted_);
+      behind_ = at::searchsorted(in_order, in_order, /*out_int32=*/false, /*right=*/true);
     }
   }
 
   /// x (1 or B, H, Tk).
-  Tensor enter(const Tensor& x) const { return rearranged(x, sorted_); }
-  Tensor leave(const Tensor& x) const { return rearranged(x, back_); }
+  Tensor enter(const Tensor& x) const { return sorted_ ? at_places(x, *sorted_) : x; }
+  Tensor leave(const Tensor& x) const { return back_ ? at_places(x, *back_) : x; }
 
- private:
-  static Tensor rearranged(const Tensor& x, const OptionalTensor& from) {
-    if (!from) {
-      return x;
+  /// For each token the sum of x, which has entered, over it and those behind it in its segment. What is not finite
+  /// stays in its segment.
+  Tensor sums_from(const Tensor& x) const {
+    const auto from = [](const Tensor& y) { return y.flip(2).cumsum(2).flip(2); };
+    if (!behind_) {
+      return from(x);
     }
-    const c10::SymInt same = -1;
-    const auto index = from->unsqueeze(1).expand_symint({same, x.sym_size(1), same});
-    return x.expand_symint({index.sym_size(0), same, same}).gather(2, index);
+    const auto within = [&](const Tensor& y) {
+      const Tensor sums = from(y);
+      return sums - at_places(at::constant_pad_nd(sums, {0, 1}), *behind_);
+    };
+    const Tensor finite = x.isfinite();
+    return at::where(within(finite.logical_not().to(x.scalar_type())) > 0, kNaN, within(at::where(finite, x, 0.0)));
   }
 
-  OptionalTensor sorted_, back_;
+ private:
+  /// Rows of either may be those of all batch rows.
+  static Tensor at_places(const Tensor& x, const Tensor& places) {
+    const c10::SymInt same = -1, batch = x.sym_size(0) == 1 ? places.sym_size(0) : x.sym_size(0);
+    const Tensor index = places.unsqueeze(1).expand_symint({batch, x.sym_size(1), same});
+    return x.expand_symint({batch, same, same}).gather(2, index);
+  }
+
+  /// Places of tokens; `behind_`: where the next segment begins.
+  OptionalTensor sorted_, back_, behind_;
 };
 
 /// The segments of each batch row's tokens, on the CPU.
@@ -44,8 +63,10 @@ class SegmentRows {
   explicit SegmentRows(const Call& c) : ids_(c.segment_ids ? c.segment_ids->to(at::kLong).contiguous() : Tensor()) {}
   /// Null: all are of one.
   const int64_t* row(int64_t batch) const {
-    return ids_.defined() ? ids_.const_data_ptr<int64_t>() + batch * ids_.size(1) : nullptr;
+    return ids_.defined() ? ids_.const_data_ptr<int64_t>() + (ids_.size(0) == 1 ? 0 : batch) * ids_.size(1) : nullptr;
   }
+  /// Batch rows, 1 where they are all alike.
+  int64_t rows() const { return ids_.defined() ? ids_.size(0) : 1; }
 
  private:
   Tensor ids_;
@@ -97,7 +118,7 @@ DecaySums sum_decays_on_cpu(const Call& c) {
   };
   const SegmentRows segments(c);
   const Tensor& decays = c[kLogDecay];
-  const int64_t batch = c.segment_ids ? c.query().size(0) : decays.size(0);
+  const int64_t batch = std::max(segments.rows(), decays.size(0));
   const int64_t heads = decays.size(1), keys = decays.size(2);
   DecaySums result;
   result.sums = at::empty({batch, heads, keys}, at::kDouble).copy_(decays);
@@ -141,8 +162,8 @@ Tensor gradient_of_decays_on_cpu(const Call& c, const Tensor& of_sums) {
 
 Tensor gradient_of_decays(const Call& c, const Tensor& of_sums) {
   const SegmentOrder order(c);
-  // A token's decay is in the sums of all tokens of its segment from it on. (Those of a segment behind cancel.)
-  return of_counted(c, order.leave(order.enter(of_sums).flip(2).cumsum(2).flip(2)));
+  // A token's decay is in the sums of all tokens of its segment from it on.
+  return of_counted(c, order.leave(order.sums_from(order.enter(of_sums))));
 }
 
 }  // namespace posenc::attention_ops

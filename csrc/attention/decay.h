@@ -18,9 +18,9 @@ DecaySums sum_decays(const Call& c, at::ScalarType type);
 /// The same in float64 on the CPU, in one pass. `undefined` is there only where a decay is.
 DecaySums sum_decays_on_cpu(const Call& c);
 
-/// The gradient of log_decay (B, H, Tk) that follows from that of sums: 0 for decays that count as another number.
+/// The gradient of log_decay that follows from that of sums (B, H, Tk): 0 for decays that count as another number.
 Tensor gradient_of_decays(const Call& c, const Tensor& of_sums);
-/// The same on the CPU, of float64, which is written to. What is NaN in one segment stays there.
+/// The same on the CPU, of float64, which is written to.
 Tensor gradient_of_decays_on_cpu(const Call& c, const Tensor& of_sums);
 
 }  // namespace posenc::attention_ops

@@ -6,6 +6,7 @@
 #include "attention/decode_products.h"
 #include "attention/policies/bias.h"
 #include "attention/policies/contextual.h"
+#include "attention/policies/decay.h"
 #include "attention/policies/distance.h"
 
 #include <numeric>
@@ -43,12 +44,16 @@ void add_distance_bias(const ScoreBias<T>& b, const double* distance, int64_t ke
   }
 }
 
-/// Adds what the tokens behind each key, up to query q, add to a row of scores.
+/// Adds what the tokens behind each key, up to query q, add to a row of scores: the very number that a tile gets, as
+/// the backward pass walks tiles.
 template <typename T>
 void add_decay(const ScoreBias<T>& bias, const Visibility& v, const Tile& t, int64_t q, T* scores) {
-  const int64_t own = v.keys - v.queries + q;
+  const int64_t own = own_key(v, t, q);
+  const double base = bias.decay_sums[own_key(v, t, 0)];
+  const Parts<T> of_query = parts_of<T>((bias.decay_sums[own] - base) * kLog2E);
   for (int64_t k = 0; k < t.keys; ++k) {
-    scores[k] += static_cast<T>((bias.decay_sums[own] - bias.decay_sums[t.first_key + k]) * kLog2E);
+    const Parts<T> of_key = parts_of<T>((base - bias.decay_sums[t.first_key + k]) * kLog2E);
+    scores[k] += (of_query.most + of_key.most) + (of_query.rest + of_key.rest);
   }
   for (int64_t k = 0; bias.undefined_decays != nullptr && k < t.keys; ++k) {
     if (bias.undefined_decays[own] != bias.undefined_decays[t.first_key + k]) {

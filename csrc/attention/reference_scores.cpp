@@ -101,7 +101,10 @@ void add_relative_gradients(const Operands& o, const Block& block, const Tensor&
 }
 
 /// True where q_position - k_position < threshold.
-Tensor nearby(const Operands& o, const Block& block) { return *block.distance > -o.call.threshold; }
+Tensor nearby(const Operands& o, const Block& block) {
+  constexpr int64_t kLongest = std::numeric_limits<int64_t>::max();
+  return *block.distance > -std::max(o.call.threshold, -kLongest);
+}
 
 Tensor piecewise_scores(const Operands& o, const Block& block) {
   const Tensor near = o.scores(block.query, kKey), far = o.scores(*block.far_query, kFarKey);

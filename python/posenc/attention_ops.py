@@ -116,7 +116,7 @@ def attention(
         bias: Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
         log_decay: (B, H, Tk) or (1, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own,
             with segment_ids those of their segment (forgetting attention, arXiv 2503.02130; CABLE, arXiv 2503.08067). Needs ``is_causal``, goes by index. Entries
-            below -100000 count as that: they forget all before them, and no sum loses digits by them.
+            below -100000 count as that: they forget all before them, and later sums keep their digits.
         is_causal, scale, key_mask, window, segment_ids, q_positions, k_positions, dropout_p, return_lse: See
             :mod:`posenc.attention_ops`.
 

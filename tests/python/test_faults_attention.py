@@ -72,6 +72,67 @@ def test_an_undefined_decay_reaches_those_alone_who_have_it_between_them(number,
             torch.testing.assert_close(grad[:, :, kept], e[:, :, kept])
 
 
+def test_one_row_of_segments_for_all_batch_rows_beside_decays():
+    """Rows of segments behind the first were read though there was one."""
+    q, k, v = torch.randn(3, 3, 2, 20, 8)
+    ids = torch.tensor([[0] * 7 + [1] * 13] + [[5] * 20] * 2)[:1]
+    for decay in (-torch.rand(3, 2, 20), -torch.rand(1, 2, 20)):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, decay)]
+        expected = [x.clone().requires_grad_() for x in (q, k, v, decay)]
+        out = attention(*leaves[:3], is_causal=True, log_decay=leaves[3], segment_ids=ids)
+        whole = attention(*expected[:3], is_causal=True, log_decay=expected[3], segment_ids=ids.expand(3, 20))
+        assert_bits(out, whole)
+        for grad, e in zip(
+            torch.autograd.grad(out.sin().sum(), leaves), torch.autograd.grad(whole.sin().sum(), expected), strict=True
+        ):
+            assert_bits(grad, e)
+        with torch.no_grad():
+            decoded = attention(q[:, :, -1:], k, v, is_causal=True, log_decay=decay, segment_ids=ids)
+        torch.testing.assert_close(decoded, out[:, :, -1:])
+
+        def loss(x):
+            return attention(q, k, v, is_causal=True, log_decay=x, segment_ids=ids).sin().sum()
+
+        torch.testing.assert_close(torch.func.grad(loss)(decay), grad)
+
+
+@pytest.mark.parametrize(
+    ("form", "factor"), [("kernel", 1e6), ("kernel", math.nan), ("reference form", math.nan), ("torch.func", 1e6)]
+)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_gradients_of_decays_do_not_meet_those_of_other_segments(factor, order, form):
+    q, k, v = torch.randn(3, 1, 1, 64, 8)
+    decay, grad = -torch.rand(1, 1, 64), torch.randn(1, 1, 64, 8)
+    ids = torch.tensor([[order[0]] * 32 + [order[1]] * 32])
+    grad[:, :, 32:] *= factor
+
+    def loss(decay, dtype):
+        out = attention(q.to(dtype), k.to(dtype), v.to(dtype), is_causal=True, log_decay=decay, segment_ids=ids)
+        return (out * grad.to(dtype))[:, :, : 64 if dtype is torch.float32 else 32].sum()
+
+    wide = decay.double().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(wide, torch.float64), wide)
+    if form != "torch.func":
+        leaf = decay.requires_grad_()
+        (result,) = torch.autograd.grad(loss(leaf, torch.float32), leaf, create_graph=form == "reference form")
+    else:
+        result = torch.func.grad(loss)(decay, torch.float32)
+    torch.testing.assert_close(result[..., :32], expected[..., :32].float(), atol=1e-5, rtol=1e-5)
+
+
+def test_decoding_and_the_backward_pass_make_the_same_weights_of_large_decays():
+    for seed in range(50):
+        torch.manual_seed(seed)
+        q, k, v = torch.randn(3, 1, 1, 8, 4)
+        v.requires_grad_()
+        decay = -10 * torch.rand(1, 1, 8)
+        decay[..., 7] = -math.inf
+        alone = (torch.arange(8) == 6)[None]  # the last query sees this key alone, behind what forgets it
+        out = attention(q, k, v, is_causal=True, log_decay=decay, key_mask=alone)
+        (grad,) = torch.autograd.grad(out[:, :, 7].sum(), v)
+        torch.testing.assert_close(grad[0, 0, 6], torch.ones(4))
+
+
 def test_decays_count_within_their_segment():
     """Also where segments interleave: each is attended to as if it were alone."""
     q, k, v = torch.randn(3, 2, 2, 12, 8)
