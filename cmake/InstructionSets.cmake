@@ -50,5 +50,13 @@ function(posenc_find_host_instruction_sets)
       list(APPEND found ${name})
     endif()
   endforeach()
+  if(POSENC_HOST_HAS_AVX512)
+    # Compiled for none: kernels for AVX-512 ask for it at run time.
+    check_cxx_source_runs("int main() { __builtin_cpu_init(); return __builtin_cpu_supports(\"avx512bf16\") ? 0 : 1; }"
+      POSENC_HOST_HAS_AVX512_BF16)
+    if(POSENC_HOST_HAS_AVX512_BF16)
+      list(APPEND found avx512_bf16)
+    endif()
+  endif()
   set(POSENC_HOST_INSTRUCTION_SETS ${found} PARENT_SCOPE)
 endfunction()

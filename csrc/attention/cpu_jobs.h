@@ -301,9 +301,55 @@ class HeadRows {
   int64_t batch_ = -1, head_ = -1;
 };
 
+/// Keys or values of one head after another, bfloat16, as rows of pairs.
+template <typename T>
+class PairRows {
+ public:
+  PairRows(const Tensor& x, bool walked_often) : x_(x), pairs_(ceil_div(x.size(3), 2)) {
+    const bool readable = x.stride(3) == 1 && x.size(3) % 2 == 0 && x.stride(2) % 2 == 0;
+    in_place_ = readable && (x.stride(2) == x.size(3) || !walked_often);
+  }
+
+  PackedRows<T> head(int64_t batch, int64_t head, ThreadMemory& memory) {
+    static_assert(sizeof(T) >= 2 * sizeof(c10::BFloat16));
+    const ConstRows rows = rows_of(x_, batch, head);
+    if (in_place_) {
+      return {static_cast<const T*>(rows.data), rows.row / 2};
+    }
+    T* copy = memory.get<T>(std::max<int64_t>(1, x_.size(2) * pairs_));
+    if (batch != batch_ || head != head_) {
+      const auto* from = static_cast<const c10::BFloat16*>(rows.data);
+      auto* to = reinterpret_cast<c10::BFloat16*>(copy);
+      for (int64_t i = 0; i < x_.size(2); ++i, from += rows.row, to += 2 * pairs_) {
+        for (int64_t d = 0; d < x_.size(3); ++d) {
+          to[d] = from[d * rows.column];
+        }
+        std::fill(to + x_.size(3), to + 2 * pairs_, c10::BFloat16(0.0F));
+      }
+      batch_ = batch;
+      head_ = head;
+    }
+    return {copy, pairs_};
+  }
+
+ private:
+  const Tensor& x_;
+  int64_t pairs_;
+  bool in_place_;
+  int64_t batch_ = -1, head_ = -1;
+};
+
+/// Whether queries and keys, and gradients and values, are multiplied as pairs of bfloat16: exact products, as those of
+/// floats are, two at a time.
+template <typename T>
+bool multiplies_pairs(const Call& c) {
+  return std::is_same_v<T, float> && c.query().scalar_type() == at::kBFloat16 && !c.has(kFarKey) &&
+         cpu::capability() == cpu::Capability::kAVX512BF16;
+}
+
 /// Memory that a thread keeps from call to call.
 struct Memory {
-  ThreadMemory workspace, key, value, far_key, gate_key;
+  ThreadMemory workspace, key, value, far_key, gate_key, key_pairs, value_pairs;
 };
 inline Memory& thread_memory() {
   thread_local Memory memory;
@@ -314,6 +360,10 @@ inline Memory& thread_memory() {
 template <typename T>
 struct KeyRows {
   KeyRows(const Call& c, bool walked_often) : key(c.key(), walked_often), value(c.value(), walked_often) {
+    if (multiplies_pairs<T>(c)) {
+      key_pairs.emplace(c.key(), walked_often);
+      value_pairs.emplace(c.value(), walked_often);
+    }
     if (c.has(kFarKey)) {
       far_key.emplace(c[kFarKey], walked_often);
     }
@@ -325,7 +375,18 @@ struct KeyRows {
   /// What a job of either pass needs of the head's keys.
   template <typename Job>
   void enter(Job& job, int64_t batch, int64_t group, Memory& memory) {
-    job.key = key.head(batch, group, memory.key);
+    constexpr bool kForward = std::is_same_v<Job, ForwardJob<T>>;
+    if (key_pairs) {
+      job.key_pairs = key_pairs->head(batch, group, memory.key_pairs);
+    }
+    if constexpr (!kForward) {
+      if (value_pairs) {
+        job.value_pairs = value_pairs->head(batch, group, memory.value_pairs);
+      }
+    }
+    if (!kForward || !key_pairs) {
+      job.key = key.head(batch, group, memory.key);
+    }
     job.value = value.head(batch, group, memory.value);
     if (far_key) {
       job.scores.far.key = far_key->head(batch, group, memory.far_key);
@@ -337,6 +398,7 @@ struct KeyRows {
 
   HeadRows<T> key, value;
   std::optional<HeadRows<T>> far_key, gate_key;
+  std::optional<PairRows<T>> key_pairs, value_pairs;
 };
 
 struct Sizes {

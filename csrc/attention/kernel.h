@@ -207,6 +207,8 @@ struct ForwardJob {
   int64_t first_query, queries;
   ConstRows query;
   PackedRows<T> key, value;
+  /// Rows of pairs of bfloat16, (width + 1) / 2 elements of T. data null: none; else key may be null.
+  PackedRows<T> key_pairs;
   MutableRows out;
   /// Natural logarithms.
   T* lse;
@@ -224,6 +226,8 @@ struct BackwardJob {
   int64_t first_query, queries;
   ConstRows query, out, grad_out;
   PackedRows<T> key, value;
+  /// As in the forward pass. data null: none; else grad_out is bfloat16 too.
+  PackedRows<T> key_pairs, value_pairs;
   const T* lse;
   SoftmaxState<T> softmax;
   /// Null where lse has no gradient.

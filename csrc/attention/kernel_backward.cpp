@@ -6,18 +6,21 @@ namespace {
 
 template <typename T>
 struct BackwardWorkspace {
-  T *query_rows, *query, *grad_rows, *grad_out, *scores, *grad, *mask, *grad_query, *shift, *factor, *delta;
+  T *query_rows, *query, *query_pairs, *grad_rows, *grad_out, *grad_pairs, *scores, *grad, *mask, *grad_query, *shift,
+      *factor, *delta;
   T *total, *out_rows, *policies;
 
   static int64_t size(const Shape& s) {
-    return kTileQueries *
-               (2 * padded<T>(s.width) + s.width + 2 * padded<T>(s.value_width) + s.value_width + 3 * kTileKeys + 4) +
+    return kTileQueries * (2 * padded<T>(s.width) + s.width + (s.width + 1) / 2 + 2 * padded<T>(s.value_width) +
+                           s.value_width + (s.value_width + 1) / 2 + 3 * kTileKeys + 4) +
            policies_size<T>(s, /*backward=*/true) + Vec<T>::size();
   }
   BackwardWorkspace(T* at, const Shape& s) {
     const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
     query = take(kTileQueries * s.width);
     grad_out = take(kTileQueries * s.value_width);
+    query_pairs = take(kTileQueries * ((s.width + 1) / 2));
+    grad_pairs = take(kTileQueries * ((s.value_width + 1) / 2));
     scores = take(kTileQueries * kTileKeys);
     grad = take(kTileQueries * kTileKeys);
     mask = take(kTileQueries * kTileKeys);
@@ -202,9 +205,11 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
   pack_queries(job.query, t, job.shape.width, w.query_rows);
-  pack_transposed(w.query_rows, t, job.shape.width, static_cast<T>(job.scale * kLog2E), w.query);
+  const T scale = static_cast<T>(job.scale * kLog2E);
+  const bool as_pairs = job.key_pairs.data != nullptr;
+  pack_operand(w.query_rows, t, job.shape.width, scale, as_pairs, w.query, w.query_pairs);
   pack_seeing_rows(job, job.grad_out, t, job.shape.value_width, w.grad_rows);
-  pack_transposed(w.grad_rows, t, job.shape.value_width, T(1), w.grad_out);
+  pack_operand(w.grad_rows, t, job.shape.value_width, T(1), as_pairs, w.grad_out, w.grad_pairs);
   prepare_rows(job, t, w);
 
   int64_t begin, end;
@@ -212,6 +217,9 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   T* grad_query = job.grad_query.data != nullptr ? w.grad_query : nullptr;
   Operands<T> operands{.query = w.query,
                        .key = job.key,
+                       .query_pairs = w.query_pairs,
+                       .key_pairs = job.key_pairs,
+                       .scale = scale,
                        .query_rows = w.query_rows,
                        .wild_query = any_infinite(w.query_rows, width, t.queries, width),
                        .grad_query = grad_query,
@@ -231,8 +239,13 @@ void backward(const BackwardJob<T>& job, T* workspace) {
     }
     policies.meet(t);
     policies.score(t, operands, w.scores, w.mask);
-    const PackedRows<T> value = job.value.from(t.first_key);
-    score_product<T>(value, w.grad_out, t.keys, t.lanes, job.shape.value_width, t.diagonal, w.grad, nullptr);
+    if (as_pairs) {
+      pair_product<T>(job.value_pairs.from(t.first_key), w.grad_pairs, t.keys, t.lanes, job.shape.value_width,
+                      t.diagonal, w.grad, nullptr, T(1));
+    } else {
+      score_product<T>(job.value.from(t.first_key), w.grad_out, t.keys, t.lanes, job.shape.value_width, t.diagonal,
+                       w.grad, nullptr);
+    }
     policies.add_to_weight_gradients(t, w.grad);
     if (job.dropout.probability > 0.0) {
       drop(job.dropout, t, w.grad);

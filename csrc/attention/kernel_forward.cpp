@@ -12,11 +12,12 @@ constexpr T kStart = std::numeric_limits<T>::lowest();
 
 template <typename T>
 struct ForwardWorkspace {
-  T *rows, *query, *scores, *mask, *sums, *older_sums, *largest, *factor, *since, *policies;
+  T *rows, *query, *query_pairs, *scores, *mask, *sums, *older_sums, *largest, *factor, *since, *policies;
   double* total;
 
   static int64_t size(const Shape& s) {
-    return kTileQueries * (padded<T>(s.width) + s.width + 2 * kTileKeys + 2 * padded<T>(s.value_width) + 3) +
+    return kTileQueries *
+               (padded<T>(s.width) + s.width + (s.width + 1) / 2 + 2 * kTileKeys + 2 * padded<T>(s.value_width) + 3) +
            static_cast<int64_t>(kTileQueries * sizeof(double) / sizeof(T)) + policies_size<T>(s, /*backward=*/false) +
            Vec<T>::size();
   }
@@ -24,6 +25,7 @@ struct ForwardWorkspace {
     const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
     total = reinterpret_cast<double*>(take(static_cast<int64_t>(kTileQueries * sizeof(double) / sizeof(T))));
     query = take(kTileQueries * s.width);
+    query_pairs = take(kTileQueries * ((s.width + 1) / 2));
     scores = take(kTileQueries * kTileKeys);
     mask = take(kTileQueries * kTileKeys);
     largest = take(kTileQueries);
@@ -94,13 +96,17 @@ void forward(const ForwardJob<T>& job, T* workspace) {
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
   pack_queries(job.query, t, job.shape.width, w.rows);
-  pack_transposed(w.rows, t, job.shape.width, static_cast<T>(job.scale * kLog2E), w.query);
+  const T scale = static_cast<T>(job.scale * kLog2E);
+  pack_operand(w.rows, t, job.shape.width, scale, job.key_pairs.data != nullptr, w.query, w.query_pairs);
   std::fill(w.largest, w.largest + t.lanes, kStart<T>);
   std::fill(w.total, w.total + t.lanes, 0.0);
   std::fill(w.sums, w.sums + t.queries * value_width, T(0));
   Operands<T> operands{};
   operands.query = w.query;
   operands.key = job.key;
+  operands.query_pairs = w.query_pairs;
+  operands.key_pairs = job.key_pairs;
+  operands.scale = scale;
 
   T previous[kTileQueries];
   int64_t begin, end;

@@ -10,6 +10,7 @@
 #include "cpu/vec.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace posenc::attention_ops {
 namespace {
@@ -49,12 +50,37 @@ enum class Into {
   kRescale,
 };
 
+/// What the elements of A and B are.
+enum class Terms {
+  kNumbers,
+  /// Two bfloat16 numbers each (cpu::multiply_pairs()).
+  kPairs,
+};
+
+template <Terms terms, typename T>
+inline Vec<T> multiply_add(const Vec<T>& a, const Vec<T>& b, const Vec<T>& sum) {
+  if constexpr (terms == Terms::kPairs) {
+    return cpu::multiply_pairs(a, b, sum);
+  } else {
+    return fmadd(a, b, sum);
+  }
+}
+
+/// An element in all lanes, whatever its bits mean.
+template <typename T>
+inline Vec<T> broadcast(const T* p) {
+  T x;
+  std::memcpy(&x, p, sizeof(T));
+  return Vec<T>(x);
+}
+
 #define POSENC_UNROLL _Pragma("GCC unroll 16")
 
-/// C (kRows x kVectors vectors) from A (kRows x depth; transposed: depth x kRows) and B (depth x vectors).
-template <typename T, int kRows, int kVectors, bool kTransposed, Into into>
+/// C (kRows x kVectors vectors) from A (kRows x depth; transposed: depth x kRows) and B (depth x vectors). scale: of
+/// pairs alone, multiplies A B.
+template <typename T, int kRows, int kVectors, bool kTransposed, Into into, Terms terms = Terms::kNumbers>
 inline __attribute__((always_inline)) void register_tile(const T* a, int64_t a_row, const T* b, int64_t b_row,
-                                                         int64_t depth, T* c, int64_t c_row, T* extra) {
+                                                         int64_t depth, T* c, int64_t c_row, T* extra, T scale = T(1)) {
   constexpr int kLanes = Vec<T>::size();
   Vec<T> sum[kRows][kVectors];
   POSENC_UNROLL for (int i = 0; i < kRows; ++i) {
@@ -64,13 +90,16 @@ inline __attribute__((always_inline)) void register_tile(const T* a, int64_t a_r
     Vec<T> x[kVectors];
     POSENC_UNROLL for (int j = 0; j < kVectors; ++j) { x[j] = Vec<T>::loadu(b + k * b_row + j * kLanes); }
     POSENC_UNROLL for (int i = 0; i < kRows; ++i) {
-      const Vec<T> y(kTransposed ? a[k * a_row + i] : a[i * a_row + k]);
-      POSENC_UNROLL for (int j = 0; j < kVectors; ++j) { sum[i][j] = fmadd(y, x[j], sum[i][j]); }
+      const Vec<T> y = broadcast(kTransposed ? a + k * a_row + i : a + i * a_row + k);
+      POSENC_UNROLL for (int j = 0; j < kVectors; ++j) { sum[i][j] = multiply_add<terms>(y, x[j], sum[i][j]); }
     }
   }
   POSENC_UNROLL for (int i = 0; i < kRows; ++i) {
     POSENC_UNROLL for (int j = 0; j < kVectors; ++j) {
       T* to = c + i * c_row + j * kLanes;
+      if constexpr (terms == Terms::kPairs) {
+        sum[i][j] = sum[i][j] * Vec<T>(scale);
+      }
       if constexpr (into == Into::kAdd) {
         sum[i][j] = Vec<T>::loadu(to) + sum[i][j];
       } else if constexpr (into == Into::kRescale) {
@@ -113,11 +142,11 @@ inline void for_each_column_tile(int64_t count, const Body& body) {
   }
 }
 
-/// scores (keys x kTileQueries) = key (keys x width) query^T, query packed as (width x kTileQueries). `queries` is a
-/// multiple of the vector length. largest: null, or the running maximum of each query.
-template <typename T>
+/// scores (keys x kTileQueries) = scale * key (keys x width) query^T, query packed as (width x kTileQueries); scale of
+/// pairs alone. `queries` is a multiple of the vector length. largest: null, or the running maximum of each query.
+template <typename T, Terms terms = Terms::kNumbers>
 void score_product(const PackedRows<T>& key, const T* query, int64_t keys, int64_t queries, int64_t width,
-                   int64_t diagonal, T* scores, T* largest) {
+                   int64_t diagonal, T* scores, T* largest, T scale = T(1)) {
   for_each_row_tile(keys, [&]<int kRows>(int64_t k) {
     for_each_column_tile<T>(queries, [&]<int kVectors>(int64_t q) {
       if (k + diagonal > q + kVectors * Vec<T>::size() - 1) {
@@ -125,14 +154,23 @@ void score_product(const PackedRows<T>& key, const T* query, int64_t keys, int64
       }
       T* to = scores + k * kTileQueries + q;
       if (largest != nullptr) {
-        register_tile<T, kRows, kVectors, false, Into::kStoreMax>(key.data + k * key.row, key.row, query + q,
-                                                                  kTileQueries, width, to, kTileQueries, largest + q);
+        register_tile<T, kRows, kVectors, false, Into::kStoreMax, terms>(
+            key.data + k * key.row, key.row, query + q, kTileQueries, width, to, kTileQueries, largest + q, scale);
       } else {
-        register_tile<T, kRows, kVectors, false, Into::kStore>(key.data + k * key.row, key.row, query + q, kTileQueries,
-                                                               width, to, kTileQueries, nullptr);
+        register_tile<T, kRows, kVectors, false, Into::kStore, terms>(
+            key.data + k * key.row, key.row, query + q, kTileQueries, width, to, kTileQueries, nullptr, scale);
       }
     });
   });
+}
+
+/// The same of pairs: key and query hold (width + 1) / 2 elements of two bfloat16 numbers.
+template <typename T>
+void pair_product(const PackedRows<T>& key, const T* query, int64_t keys, int64_t queries, int64_t width,
+                  int64_t diagonal, T* scores, T* largest, T scale) {
+  if constexpr (cpu::kMultipliesPairs && std::is_same_v<T, float>) {
+    score_product<T, Terms::kPairs>(key, query, keys, queries, (width + 1) / 2, diagonal, scores, largest, scale);
+  }
 }
 
 /// to (queries x width), row stride `width`: factor * to + weights^T rows, or (factor null) to + weights^T rows.

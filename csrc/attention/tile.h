@@ -221,6 +221,34 @@ void pack_transposed(const T* rows, const Tile& t, int64_t width, T factor, T* t
   }
 }
 
+/// to[d / 2][query] = the numbers d and d + 1 of a query as a pair of bfloat16, which hold them, for even d, from what
+/// pack_transposed() made without a factor.
+template <typename T>
+void pack_pairs(const T* transposed, const Tile& t, int64_t width, T* to) {
+  if constexpr (cpu::kMultipliesPairs && std::is_same_v<T, float>) {
+    for (int64_t d = 0; d < width; d += 2) {
+      const T* first = transposed + d * kTileQueries;
+      for (int64_t q = 0; q < t.lanes; q += Vec<T>::size()) {
+        const Vec<T> second = d + 1 < width ? Vec<T>::loadu(first + kTileQueries + q) : Vec<T>(T(0));
+        cpu::join_bfloat16(Vec<T>::loadu(first + q), second).store(to + d / 2 * kTileQueries + q);
+      }
+    }
+  }
+}
+
+/// The queries of a product, rows from pack_queries(): `to` as pack_transposed() has them, and if asked for as pairs,
+/// without the factor.
+template <typename T>
+void pack_operand(const T* rows, const Tile& t, int64_t width, T factor, bool as_pairs, T* to, T* pairs) {
+  if (!as_pairs) {
+    pack_transposed(rows, t, width, factor, to);
+    return;
+  }
+  pack_transposed(rows, t, width, T(1), to);
+  pack_pairs(to, t, width, pairs);
+  std::transform(to, to + width * kTileQueries, to, [factor](T x) { return x * factor; });
+}
+
 /// Whether query q sees key k of the tile.
 template <typename T>
 bool seen(const Tile& t, const T* mask, int64_t k, int64_t q) {

@@ -17,7 +17,11 @@ Capability host_capability() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  return avx512 ? Capability::kAVX512 : avx2 ? Capability::kAVX2 : Capability::kDefault;
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  return bf16     ? Capability::kAVX512BF16
+         : avx512 ? Capability::kAVX512
+         : avx2   ? Capability::kAVX2
+                  : Capability::kDefault;
 #else
   return Capability::kDefault;
 #endif
@@ -29,14 +33,15 @@ Capability choose() {
   if (wanted == nullptr || *wanted == '\0') {
     return host;
   }
-  for (const Capability level : {Capability::kDefault, Capability::kAVX2, Capability::kAVX512}) {
+  for (const Capability level :
+       {Capability::kDefault, Capability::kAVX2, Capability::kAVX512, Capability::kAVX512BF16}) {
     if (std::string_view(wanted) == name(level)) {
       TORCH_CHECK_VALUE(level <= host, "POSENC_CPU_CAPABILITY=", wanted, " is beyond this CPU, which runs up to ",
                         name(host));
       return level;
     }
   }
-  TORCH_CHECK_VALUE(false, "POSENC_CPU_CAPABILITY must be default, avx2 or avx512, but is '", wanted, "'");
+  TORCH_CHECK_VALUE(false, "POSENC_CPU_CAPABILITY must be default, avx2, avx512 or avx512_bf16, but is '", wanted, "'");
 }
 
 }  // namespace
@@ -48,6 +53,8 @@ Capability capability() {
 
 const char* name(Capability level) {
   switch (level) {
+    case Capability::kAVX512BF16:
+      return "avx512_bf16";
     case Capability::kAVX512:
       return "avx512";
     case Capability::kAVX2:

@@ -2,13 +2,14 @@
 
 namespace posenc::cpu {
 
-/// Instruction sets that kernels are compiled for, in rising order.
-enum class Capability { kDefault = 0, kAVX2 = 1, kAVX512 = 2 };
+/// Instruction sets that kernels use, in rising order. They are compiled for the first three; those that multiply
+/// bfloat16 find out at run time whether they may.
+enum class Capability { kDefault = 0, kAVX2 = 1, kAVX512 = 2, kAVX512BF16 = 3 };
 
 /// The best level that this machine runs, or the one that POSENC_CPU_CAPABILITY names. Read once per process.
 Capability capability();
 
-/// "default", "avx2" or "avx512".
+/// "default", "avx2", "avx512" or "avx512_bf16".
 const char* name(Capability level);
 
 }  // namespace posenc::cpu
@@ -27,7 +28,7 @@ const char* name(Capability level);
 
 #if defined(__x86_64__)
 #define POSENC_SELECT_KERNELS(prefix)                                                    \
-  (::posenc::cpu::capability() == ::posenc::cpu::Capability::kAVX512 ? prefix##_AVX512() \
+  (::posenc::cpu::capability() >= ::posenc::cpu::Capability::kAVX512 ? prefix##_AVX512() \
    : ::posenc::cpu::capability() == ::posenc::cpu::Capability::kAVX2 ? prefix##_AVX2()   \
                                                                      : prefix##_DEFAULT())
 #else

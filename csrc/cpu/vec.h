@@ -175,6 +175,26 @@ inline void split_bfloat16(const at::vec::Vectorized<c10::BFloat16>& v, Vf& even
   odd = at::vec::cast<float>(bits & Vi(static_cast<int32_t>(0xffff0000)));
 }
 
+/// Whether multiply_pairs() exists: it needs Capability::kAVX512BF16 beside.
+#if defined(CPU_CAPABILITY_AVX512)
+inline constexpr bool kMultipliesPairs = true;
+#else
+inline constexpr bool kMultipliesPairs = false;
+#endif
+
+/// sum + both products of the bfloat16 numbers in lanes of a and b. Subnormal ones count as 0.
+inline Vf multiply_pairs(const Vf& a, const Vf& b, const Vf& sum) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512 result = sum;
+  // Not an intrinsic: these files are compiled for processors that lack the instruction.
+  asm("vdpbf16ps %2, %1, %0" : "+v"(result) : "v"(static_cast<__m512>(a)), "v"(static_cast<__m512>(b)));
+  return result;
+#else
+  static_cast<void>(a), static_cast<void>(b);
+  return sum;
+#endif
+}
+
 /// Whether a lane of a or of b is NaN.
 inline bool any_nan(const Vf& a, const Vf& b) {
 #if defined(CPU_CAPABILITY_AVX512)

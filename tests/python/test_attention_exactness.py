@@ -135,3 +135,35 @@ def test_large_scores_of_several_tiles_stay_finite(op):
     assert lse.detach().abs().max() > 1e4
     for grad in torch.autograd.grad(out.sum(), leaves):
         assert grad.isfinite().all()
+
+
+def laid_out(x, layout):
+    """x (B, H, T, D), as some memory holds it."""
+    if layout == "tokens first":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "columns apart":
+        return x.repeat_interleave(2, dim=3)[..., ::2]
+    if layout == "odd rows apart":
+        return torch.cat([x, x[..., :1], x[..., :1]] if x.shape[3] % 2 else [x, x[..., :1]], dim=3)[..., : x.shape[3]]
+    return x
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "tokens first", "columns apart", "odd rows apart"])
+@pytest.mark.parametrize("width", [1, 2, 3, 31, 64, 65])
+def test_scores_of_bfloat16_are_exact_as_those_of_float32(width, layout):
+    """Products of bfloat16 numbers are exact, however a processor multiplies them: lse, which nothing rounds to 16 bits,
+    is as good as that of float32, and a gradient that many keys or queries add to is rounded once."""
+    value_width = width + 2
+    q, k = (laid_out(torch.randn(2, h, 200, width).bfloat16(), layout) for h in (4, 2))
+    v = laid_out(torch.randn(2, 2, 200, value_width).bfloat16(), layout)
+    grad = laid_out(torch.randn(2, 4, 200, value_width).bfloat16(), layout)
+    leaves, wide = ([x.detach().to(t).requires_grad_() for x in (q, k, v)] for t in (torch.bfloat16, torch.float64))
+    results = []
+    for inputs in (leaves, wide):
+        out, lse = posenc.ops.attention(*inputs, is_causal=True, scale=0.3, return_lse=True)
+        results.append((lse, *torch.autograd.grad(out, inputs, grad.to(out.dtype))))
+    (lse, *gradients), (expected_lse, *expected) = results
+    assert (lse.double() - expected_lse).abs().max() <= 2e-6 * expected_lse.abs().max()
+    for result, e in zip(gradients, expected, strict=True):
+        # Half a unit in the last of eight bits, and what sums of float32 lose.
+        torch.testing.assert_close(result.double(), e, rtol=2**-8, atol=1e-5 * e.abs().max().item())

@@ -73,6 +73,9 @@ class Policies {
   void score(Tile& t, const Operands<T>& operands, T* scores, T* mask, T* largest) {
     if (piecewise_.used()) {
       piecewise_.score(t, operands, scores, largest);
+    } else if (operands.key_pairs.data != nullptr) {
+      pair_product(operands.key_pairs.from(t.first_key), operands.query_pairs, t.keys, t.lanes, shape_.width,
+                   t.diagonal, scores, largest, operands.scale);
     } else {
       product(t, operands.key, operands.query, scores, largest);
     }

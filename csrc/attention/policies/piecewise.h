@@ -15,6 +15,10 @@ struct Operands {
   const T* query;
   /// All keys of the head.
   PackedRows<T> key;
+  /// Both as pairs of bfloat16, the queries without a factor, which is `scale` then. data null: there are none.
+  const T* query_pairs;
+  PackedRows<T> key_pairs;
+  T scale;
   /// Backward: scale * queries, and whether one of them is not finite; sums of the queries' gradients (null: not
   /// wanted), rows of the padded width, still without the factor scale.
   const T* query_rows;
@@ -128,7 +132,15 @@ class Piecewise {
   enum class Side { kNear, kFar, kBoth };
 
   Operands<T> operands(const GradientRows<T>& grad_key, T* grad_query) const {
-    return {query_, far_.key, rows_, wild_query_, grad_query, grad_key};
+    return {.query = query_,
+            .key = far_.key,
+            .query_pairs = nullptr,
+            .key_pairs = {},
+            .scale = T(1),
+            .query_rows = rows_,
+            .wild_query = wild_query_,
+            .grad_query = grad_query,
+            .grad_key = grad_key};
   }
 
   /// chosen_[key][query]: 1 where the key is near, else 0.

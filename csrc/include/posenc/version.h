@@ -10,7 +10,8 @@ namespace posenc {
 POSENC_API std::string version();
 /// Version of the torch that this library was built against, e.g. "2.13.0".
 POSENC_API std::string torch_version();
-/// Instruction set of the CPU kernels in use: "default", "avx2" or "avx512" (POSENC_CPU_CAPABILITY overrides).
+/// Instruction set of the CPU kernels in use: "default", "avx2", "avx512" or "avx512_bf16" (POSENC_CPU_CAPABILITY
+/// overrides).
 POSENC_API std::string cpu_capability();
 /// How this library was built: compiler, flags, build type, instruction sets, CUDA (no).
 POSENC_API std::string build_info();
