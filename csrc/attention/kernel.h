@@ -226,7 +226,7 @@ struct BackwardJob {
   int64_t first_query, queries;
   ConstRows query, out, grad_out;
   PackedRows<T> key, value;
-  /// As in the forward pass. data null: none; else grad_out is bfloat16 too.
+  /// As in the forward pass.
   PackedRows<T> key_pairs, value_pairs;
   const T* lse;
   SoftmaxState<T> softmax;

@@ -205,11 +205,12 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
   pack_queries(job.query, t, job.shape.width, w.query_rows);
-  const T scale = static_cast<T>(job.scale * kLog2E);
   const bool as_pairs = job.key_pairs.data != nullptr;
-  pack_operand(w.query_rows, t, job.shape.width, scale, as_pairs, w.query, w.query_pairs);
+  const bool grad_as_pairs = as_pairs && job.grad_out.type == ElementType::kBFloat16;
+  const T scale = pack_operand(w.query_rows, t, job.shape.width, static_cast<T>(job.scale * kLog2E), as_pairs, w.query,
+                               w.query_pairs);
   pack_seeing_rows(job, job.grad_out, t, job.shape.value_width, w.grad_rows);
-  pack_operand(w.grad_rows, t, job.shape.value_width, T(1), as_pairs, w.grad_out, w.grad_pairs);
+  pack_operand(w.grad_rows, t, job.shape.value_width, T(1), grad_as_pairs, w.grad_out, w.grad_pairs);
   prepare_rows(job, t, w);
 
   int64_t begin, end;
@@ -239,7 +240,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
     }
     policies.meet(t);
     policies.score(t, operands, w.scores, w.mask);
-    if (as_pairs) {
+    if (grad_as_pairs) {
       pair_product<T>(job.value_pairs.from(t.first_key), w.grad_pairs, t.keys, t.lanes, job.shape.value_width,
                       t.diagonal, w.grad, nullptr, T(1));
     } else {

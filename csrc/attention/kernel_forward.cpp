@@ -96,17 +96,16 @@ void forward(const ForwardJob<T>& job, T* workspace) {
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
   pack_queries(job.query, t, job.shape.width, w.rows);
-  const T scale = static_cast<T>(job.scale * kLog2E);
-  pack_operand(w.rows, t, job.shape.width, scale, job.key_pairs.data != nullptr, w.query, w.query_pairs);
   std::fill(w.largest, w.largest + t.lanes, kStart<T>);
   std::fill(w.total, w.total + t.lanes, 0.0);
   std::fill(w.sums, w.sums + t.queries * value_width, T(0));
   Operands<T> operands{};
+  operands.scale = pack_operand(w.rows, t, job.shape.width, static_cast<T>(job.scale * kLog2E),
+                                job.key_pairs.data != nullptr, w.query, w.query_pairs);
   operands.query = w.query;
   operands.key = job.key;
   operands.query_pairs = w.query_pairs;
   operands.key_pairs = job.key_pairs;
-  operands.scale = scale;
 
   T previous[kTileQueries];
   int64_t begin, end;

@@ -93,7 +93,8 @@ void backward_block(const Operands& o, const Block& block, const Saved& saved, G
   // A query that sees no key has weights of 0, which must not meet a gradient that is not finite.
   const Tensor grad_out = at::where(lse == -kInfinity, 0.0, rows(saved.grad_out).to(o.dtype));
   const Tensor shift = at::where(lse == -kInfinity, 0.0, lse);
-  const Tensor weights = (at::where(block.visible, scores(o, block), -kInfinity) - shift).exp();
+  const Tensor exponentials = (at::where(block.visible, scores(o, block), -kInfinity) - shift).exp();
+  const Tensor weights = at::where(block.visible, exponentials, 0.0);  // where the row's lse is NaN too
   const Tensor used = dropped(o, block, saved.seed, weights);
 
   if (gradients.wants(kValue)) {

@@ -7,6 +7,7 @@
 #include "attention/kernel.h"
 #include "attention/rows.h"
 
+#include <cmath>
 #include <limits>
 
 namespace posenc::attention_ops {
@@ -236,17 +237,21 @@ void pack_pairs(const T* transposed, const Tile& t, int64_t width, T* to) {
   }
 }
 
-/// The queries of a product, rows from pack_queries(): `to` as pack_transposed() has them, and if asked for as pairs,
-/// without the factor.
+/// The queries of a product, rows from pack_queries(): `to` as pack_transposed() has them, and if asked for as pairs.
+/// Those have of the factor a power of two, which bfloat16 takes as it is, so that products reach no further than
+/// scores do; returns the rest.
 template <typename T>
-void pack_operand(const T* rows, const Tile& t, int64_t width, T factor, bool as_pairs, T* to, T* pairs) {
+T pack_operand(const T* rows, const Tile& t, int64_t width, T factor, bool as_pairs, T* to, T* pairs) {
   if (!as_pairs) {
     pack_transposed(rows, t, width, factor, to);
-    return;
+    return T(1);
   }
-  pack_transposed(rows, t, width, T(1), to);
+  const bool has_power = std::isfinite(factor) && factor != T(0);
+  const T power = has_power ? std::ldexp(T(1), std::ilogb(factor)) : factor, rest = has_power ? factor / power : T(1);
+  pack_transposed(rows, t, width, power, to);
   pack_pairs(to, t, width, pairs);
-  std::transform(to, to + width * kTileQueries, to, [factor](T x) { return x * factor; });
+  std::transform(to, to + width * kTileQueries, to, [rest](T x) { return x * rest; });
+  return rest;
 }
 
 /// Whether query q sees key k of the tile.

@@ -72,6 +72,34 @@ def test_an_undefined_decay_reaches_those_alone_who_have_it_between_them(number,
             torch.testing.assert_close(grad[:, :, kept], e[:, :, kept])
 
 
+@pytest.mark.parametrize("queries", [1, 8, 40])
+@pytest.mark.parametrize("scale", [None, 0.0, 2.0**-126, 1e-40, -1e-38])
+def test_large_products_with_a_small_scale_in_bfloat16(queries, scale):
+    """Products of pairs once overflowed before the scale made scores of them."""
+    size = 2.0**61 if scale is None else 2.0**62
+    x = torch.full((1, 1, 40, 64), size).bfloat16()
+    q, k = x[:, :, :queries].clone().requires_grad_(), x.clone().requires_grad_()
+    v = torch.randn(1, 1, 40, 64).bfloat16().requires_grad_()
+    out, lse = attention(q, k, v, scale=scale, return_lse=True)
+    torch.testing.assert_close(out, v.float().mean(2, keepdim=True).expand_as(out).bfloat16())
+    score = size * size * 64 * (64**-0.5 if scale is None else scale)
+    torch.testing.assert_close(lse, torch.full_like(lse, score + math.log(40)), rtol=1e-4, atol=1e-4)
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    torch.testing.assert_close(grad, torch.full_like(grad, queries / 40))
+
+
+def test_a_query_that_is_not_a_number_reaches_no_other_values_in_the_reference_form():
+    q, k, v = torch.randn(3, 1, 1, 6, 4)
+    q[0, 0, 2] = math.nan
+    v.requires_grad_()
+    for rules in ({"is_causal": True}, {"segment_ids": torch.tensor([[0, 0, 0, 1, 1, 1]])}):
+        out = attention(q, k, v, **rules)
+        (plain,) = torch.autograd.grad(out.sum(), v, retain_graph=True)
+        (differentiable,) = torch.autograd.grad(out.sum(), v, create_graph=True)
+        torch.testing.assert_close(differentiable, plain, equal_nan=True)
+        assert plain[0, 0, 3:].isfinite().all()
+
+
 def test_one_row_of_segments_for_all_batch_rows_beside_decays():
     """Rows of segments behind the first were read though there was one."""
     q, k, v = torch.randn(3, 3, 2, 20, 8)

@@ -15,7 +15,7 @@ struct Operands {
   const T* query;
   /// All keys of the head.
   PackedRows<T> key;
-  /// Both as pairs of bfloat16, the queries without a factor, which is `scale` then. data null: there are none.
+  /// Both as pairs of bfloat16, whose products lack the factor `scale`. data null: there are none.
   const T* query_pairs;
   PackedRows<T> key_pairs;
   T scale;
