@@ -32,8 +32,8 @@ struct ForgettingBiasOptions {
 ///
 ///     score(i, j) = q_i . k_j / sqrt(D) + sum over t = j + 1 .. i of a_h(t)
 ///
-/// Sums go by index. Tokens that key_mask hides and those of other segments add nothing. AttendOptions::is_causal(false)
-/// and positions raise. A cache holds a_h(t) of each token.
+/// Sums go by index. Tokens that key_mask hides and those of other segments add nothing.
+/// AttendOptions::is_causal(false) and positions raise. A cache holds a_h(t) of each token.
 ///
 ///     ForgettingBias encoding(512, 8);
 ///     auto out = encoding->attend(q, k, v, AttendOptions().log_decay(encoding->forward(x)));
