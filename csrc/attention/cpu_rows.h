@@ -1,0 +1,214 @@
+#pragma once
+
+/// Tensors as rows that kernels read: the heads' keys and values, where they lie or in a copy.
+
+#include "attention/call.h"
+#include "attention/kernel.h"
+#include "attention/workspace.h"
+#include "cpu/tensors.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace posenc::attention_ops {
+
+using cpu::ceil_div;
+using cpu::element_type;
+
+inline const ForwardKernels& forward_kernels() {
+  static const ForwardKernels& table = POSENC_SELECT_KERNELS(attention_forward_kernels);
+  return table;
+}
+inline const BackwardKernels& backward_kernels() {
+  static const BackwardKernels& table = POSENC_SELECT_KERNELS(attention_backward_kernels);
+  return table;
+}
+
+inline const DecodeKernels& decode_kernels() {
+  static const DecodeKernels& table = POSENC_SELECT_KERNELS(attention_decode_kernels);
+  return table;
+}
+
+/// The kernels for one computing type.
+template <typename T>
+struct KernelsOf;
+template <>
+struct KernelsOf<float> {
+  static int64_t lanes() { return forward_kernels().float_lanes; }
+  static constexpr auto pack = [](auto&&... a) { forward_kernels().pack_float(a...); };
+  static constexpr auto unpack = [](auto&&... a) { forward_kernels().unpack_float(a...); };
+  static constexpr auto forward = [](auto&&... a) { forward_kernels().forward_float(a...); };
+  static constexpr auto forward_workspace = [](auto... a) { return forward_kernels().workspace_float(a...); };
+  static constexpr auto decode = [](auto&&... a) { decode_kernels().decode_float(a...); };
+  static constexpr auto decode_workspace = [](auto... a) { return decode_kernels().workspace_float(a...); };
+  static constexpr auto backward = [](auto&&... a) { backward_kernels().backward_float(a...); };
+  static constexpr auto backward_workspace = [](auto... a) { return backward_kernels().workspace_float(a...); };
+};
+template <>
+struct KernelsOf<double> {
+  static int64_t lanes() { return forward_kernels().double_lanes; }
+  static constexpr auto pack = [](auto&&... a) { forward_kernels().pack_double(a...); };
+  static constexpr auto unpack = [](auto&&... a) { forward_kernels().unpack_double(a...); };
+  static constexpr auto forward = [](auto&&... a) { forward_kernels().forward_double(a...); };
+  static constexpr auto forward_workspace = [](auto... a) { return forward_kernels().workspace_double(a...); };
+  static constexpr auto decode = [](auto&&... a) { decode_kernels().decode_double(a...); };
+  static constexpr auto decode_workspace = [](auto... a) { return decode_kernels().workspace_double(a...); };
+  static constexpr auto backward = [](auto&&... a) { backward_kernels().backward_double(a...); };
+  static constexpr auto backward_workspace = [](auto... a) { return backward_kernels().workspace_double(a...); };
+};
+
+/// A row's width with its last vector filled up.
+template <typename T>
+int64_t whole_vectors(int64_t width) {
+  return ceil_div(width, KernelsOf<T>::lanes()) * KernelsOf<T>::lanes();
+}
+
+inline const void* address(const Tensor& x, int64_t element) {
+  return static_cast<const char*>(x.const_data_ptr()) + element * static_cast<int64_t>(x.element_size());
+}
+inline void* mutable_address(const Tensor& x, int64_t element) {
+  return static_cast<char*>(x.mutable_data_ptr()) + element * static_cast<int64_t>(x.element_size());
+}
+
+/// Rows of one head of x (B, heads, T, width), from row `first` on.
+inline ConstRows rows_of(const Tensor& x, int64_t batch, int64_t head, int64_t first = 0) {
+  return {address(x, batch * x.stride(0) + head * x.stride(1) + first * x.stride(2)), x.stride(2), x.stride(3),
+          element_type(x)};
+}
+inline MutableRows mutable_rows_of(const Tensor& x, int64_t batch, int64_t head, int64_t first = 0) {
+  return {mutable_address(x, batch * x.stride(0) + head * x.stride(1) + first * x.stride(2)), x.stride(2), x.stride(3),
+          element_type(x)};
+}
+
+/// Keys or values of one head after another as packed rows: where they lie if that serves, else in a copy of one head.
+template <typename T>
+class HeadRows {
+ public:
+  HeadRows(const Tensor& x, bool walked_often) : x_(x), padded_(whole_vectors<T>(x.size(3))) {
+    const bool readable =
+        x.scalar_type() == c10::CppTypeToScalarType<T>::value && x.stride(3) == 1 && padded_ == x.size(3);
+    in_place_ = readable && (x.stride(2) == x.size(3) || !walked_often);
+  }
+
+  PackedRows<T> head(int64_t batch, int64_t head, ThreadMemory& memory) {
+    if (in_place_) {
+      return {static_cast<const T*>(rows_of(x_, batch, head).data), x_.stride(2)};
+    }
+    T* copy = memory.get<T>(std::max<int64_t>(1, x_.size(2) * padded_));
+    if (batch != batch_ || head != head_) {
+      KernelsOf<T>::pack(rows_of(x_, batch, head), x_.size(2), x_.size(3), padded_, copy);
+      batch_ = batch;
+      head_ = head;
+    }
+    return {copy, padded_};
+  }
+
+ private:
+  const Tensor& x_;
+  int64_t padded_;
+  bool in_place_;
+  int64_t batch_ = -1, head_ = -1;
+};
+
+/// Keys or values of one head after another, bfloat16, as rows of pairs.
+template <typename T>
+class PairRows {
+ public:
+  PairRows(const Tensor& x, bool walked_often) : x_(x), pairs_(ceil_div(x.size(3), 2)) {
+    const bool readable = x.stride(3) == 1 && x.size(3) % 2 == 0 && x.stride(2) % 2 == 0;
+    in_place_ = readable && (x.stride(2) == x.size(3) || !walked_often);
+  }
+
+  PackedRows<T> head(int64_t batch, int64_t head, ThreadMemory& memory) {
+    static_assert(sizeof(T) >= 2 * sizeof(c10::BFloat16));
+    const ConstRows rows = rows_of(x_, batch, head);
+    if (in_place_) {
+      return {static_cast<const T*>(rows.data), rows.row / 2};
+    }
+    T* copy = memory.get<T>(std::max<int64_t>(1, x_.size(2) * pairs_));
+    if (batch != batch_ || head != head_) {
+      const auto* from = static_cast<const c10::BFloat16*>(rows.data);
+      auto* to = reinterpret_cast<c10::BFloat16*>(copy);
+      for (int64_t i = 0; i < x_.size(2); ++i, from += rows.row, to += 2 * pairs_) {
+        for (int64_t d = 0; d < x_.size(3); ++d) {
+          to[d] = from[d * rows.column];
+        }
+        std::fill(to + x_.size(3), to + 2 * pairs_, c10::BFloat16(0.0F));
+      }
+      batch_ = batch;
+      head_ = head;
+    }
+    return {copy, pairs_};
+  }
+
+ private:
+  const Tensor& x_;
+  int64_t pairs_;
+  bool in_place_;
+  int64_t batch_ = -1, head_ = -1;
+};
+
+/// Whether queries and keys, and gradients and values, are multiplied as pairs of bfloat16: exact products, as those of
+/// floats are, two at a time.
+template <typename T>
+bool multiplies_pairs(const Call& c) {
+  return std::is_same_v<T, float> && c.query().scalar_type() == at::kBFloat16 && !c.has(kFarKey) &&
+         cpu::capability() == cpu::Capability::kAVX512BF16;
+}
+
+/// Memory that a thread keeps from call to call.
+struct Memory {
+  ThreadMemory workspace, key, value, far_key, gate_key, key_pairs, value_pairs;
+};
+inline Memory& thread_memory() {
+  thread_local Memory memory;
+  return memory;
+}
+
+/// The rows of all keys of a call, and its values.
+template <typename T>
+struct KeyRows {
+  KeyRows(const Call& c, bool walked_often) : key(c.key(), walked_often), value(c.value(), walked_often) {
+    if (multiplies_pairs<T>(c)) {
+      key_pairs.emplace(c.key(), walked_often);
+      value_pairs.emplace(c.value(), walked_often);
+    }
+    if (c.has(kFarKey)) {
+      far_key.emplace(c[kFarKey], walked_often);
+    }
+    if (c.has(kGateKey)) {
+      gate_key.emplace(c[kGateKey], walked_often);
+    }
+  }
+
+  /// What a job of either pass needs of the head's keys.
+  template <typename Job>
+  void enter(Job& job, int64_t batch, int64_t group, Memory& memory) {
+    constexpr bool kForward = std::is_same_v<Job, ForwardJob<T>>;
+    if (key_pairs) {
+      job.key_pairs = key_pairs->head(batch, group, memory.key_pairs);
+    }
+    if constexpr (!kForward) {
+      if (value_pairs) {
+        job.value_pairs = value_pairs->head(batch, group, memory.value_pairs);
+      }
+    }
+    if (!kForward || !key_pairs) {
+      job.key = key.head(batch, group, memory.key);
+    }
+    job.value = value.head(batch, group, memory.value);
+    if (far_key) {
+      job.scores.far.key = far_key->head(batch, group, memory.far_key);
+    }
+    if (gate_key) {
+      job.scores.contextual.gate_key = gate_key->head(batch, group, memory.gate_key);
+    }
+  }
+
+  HeadRows<T> key, value;
+  std::optional<HeadRows<T>> far_key, gate_key;
+  std::optional<PairRows<T>> key_pairs, value_pairs;
+};
+
+}  // namespace posenc::attention_ops
