@@ -200,6 +200,13 @@ void pack_queries(const ConstRows& from, const Tile& t, int64_t width, T* to) {
   std::fill(to + t.queries * padded<T>(width), to + t.lanes * padded<T>(width), T(0));
 }
 
+/// to[i][j] = from[j][i], as many rows and columns as a vector has lanes. Not inlined: of many transpositions GCC
+/// leaves parts out of line, as functions that objects share.
+template <typename T>
+__attribute__((noinline)) void transpose_square(const T* from, int64_t from_row, T* to, int64_t to_row) {
+  at::vec::transpose_mxn<T, Vec<T>::size(), Vec<T>::size()>(from, from_row, to, to_row);
+}
+
 /// to[d][query] = factor * rows[query][d] for rows from pack_queries().
 template <typename T>
 void pack_transposed(const T* rows, const Tile& t, int64_t width, T factor, T* to) {
@@ -209,7 +216,7 @@ void pack_transposed(const T* rows, const Tile& t, int64_t width, T factor, T* t
     const T* from = rows + q * row;
     for (int64_t d = 0; d < whole; d += kLanes) {
       T* block = to + d * kTileQueries + q;
-      at::vec::transpose_mxn<T, kLanes, kLanes>(from + d, row, block, kTileQueries);
+      transpose_square(from + d, row, block, kTileQueries);
       for (int i = 0; i < kLanes; ++i) {
         (Vec<T>::loadu(block + i * kTileQueries) * Vec<T>(factor)).store(block + i * kTileQueries);
       }

@@ -54,7 +54,7 @@ void for_each_bias(const ConstRows& bias, const Tile& t, const Body& body) {
             rows[i * kSide<T> + j] = converted<T>(from[j * bias.column]);
           }
         }
-        at::vec::transpose_mxn<T, kSide<T>, kSide<T>>(rows, kSide<T>, columns, kSide<T>);
+        transpose_square(rows, kSide<T>, columns, kSide<T>);
         for (int64_t j = 0; j < keys; ++j) {
           body(k + j, q, Vec<T>::loadu(columns + j * kSide<T>));
         }
@@ -118,7 +118,7 @@ void add_bias_gradients(const MutableRows& to, const Tile& t, const T* mask, con
         (t.cover == Cover::kAll ? x : Vec<T>::blendv(zero, x, seen_lanes(t, mask, k + j, q)))
             .store(columns + j * kSide<T>);
       }
-      at::vec::transpose_mxn<T, kSide<T>, kSide<T>>(columns, kSide<T>, rows, kSide<T>);
+      transpose_square(columns, kSide<T>, rows, kSide<T>);
       for (int64_t i = 0; i < std::min(kSide<T>, t.queries - q); ++i) {
         T* row = static_cast<T*>(to.data) + (t.first_query + q + i) * to.row + (t.first_key + k) * to.column;
         for (int64_t j = 0; j < keys; ++j) {
