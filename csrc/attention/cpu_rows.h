@@ -85,66 +85,46 @@ inline MutableRows mutable_rows_of(const Tensor& x, int64_t batch, int64_t head,
 template <typename T>
 class HeadRows {
  public:
-  HeadRows(const Tensor& x, bool walked_often) : x_(x), padded_(whole_vectors<T>(x.size(3))) {
-    const bool readable =
-        x.scalar_type() == c10::CppTypeToScalarType<T>::value && x.stride(3) == 1 && padded_ == x.size(3);
+  /// as_pairs: x is bfloat16, and an element of T holds two of its numbers.
+  HeadRows(const Tensor& x, bool walked_often, bool as_pairs = false)
+      : x_(x), numbers_(as_pairs ? 2 : 1), row_(as_pairs ? ceil_div(x.size(3), 2) : whole_vectors<T>(x.size(3))) {
+    const bool readable = (as_pairs || x.scalar_type() == c10::CppTypeToScalarType<T>::value) && x.stride(3) == 1 &&
+                          x.size(3) == row_ * numbers_ && x.stride(2) % numbers_ == 0;
     in_place_ = readable && (x.stride(2) == x.size(3) || !walked_often);
   }
 
   PackedRows<T> head(int64_t batch, int64_t head, ThreadMemory& memory) {
-    if (in_place_) {
-      return {static_cast<const T*>(rows_of(x_, batch, head).data), x_.stride(2)};
-    }
-    T* copy = memory.get<T>(std::max<int64_t>(1, x_.size(2) * padded_));
-    if (batch != batch_ || head != head_) {
-      KernelsOf<T>::pack(rows_of(x_, batch, head), x_.size(2), x_.size(3), padded_, copy);
-      batch_ = batch;
-      head_ = head;
-    }
-    return {copy, padded_};
-  }
-
- private:
-  const Tensor& x_;
-  int64_t padded_;
-  bool in_place_;
-  int64_t batch_ = -1, head_ = -1;
-};
-
-/// Keys or values of one head after another, bfloat16, as rows of pairs.
-template <typename T>
-class PairRows {
- public:
-  PairRows(const Tensor& x, bool walked_often) : x_(x), pairs_(ceil_div(x.size(3), 2)) {
-    const bool readable = x.stride(3) == 1 && x.size(3) % 2 == 0 && x.stride(2) % 2 == 0;
-    in_place_ = readable && (x.stride(2) == x.size(3) || !walked_often);
-  }
-
-  PackedRows<T> head(int64_t batch, int64_t head, ThreadMemory& memory) {
-    static_assert(sizeof(T) >= 2 * sizeof(c10::BFloat16));
     const ConstRows rows = rows_of(x_, batch, head);
     if (in_place_) {
-      return {static_cast<const T*>(rows.data), rows.row / 2};
+      return {static_cast<const T*>(rows.data), rows.row / numbers_};
     }
-    T* copy = memory.get<T>(std::max<int64_t>(1, x_.size(2) * pairs_));
+    T* copy = memory.get<T>(std::max<int64_t>(1, x_.size(2) * row_));
     if (batch != batch_ || head != head_) {
-      const auto* from = static_cast<const c10::BFloat16*>(rows.data);
-      auto* to = reinterpret_cast<c10::BFloat16*>(copy);
-      for (int64_t i = 0; i < x_.size(2); ++i, from += rows.row, to += 2 * pairs_) {
-        for (int64_t d = 0; d < x_.size(3); ++d) {
-          to[d] = from[d * rows.column];
-        }
-        std::fill(to + x_.size(3), to + 2 * pairs_, c10::BFloat16(0.0F));
+      if (numbers_ == 2) {
+        copy_pairs(rows, reinterpret_cast<c10::BFloat16*>(copy));
+      } else {
+        KernelsOf<T>::pack(rows, x_.size(2), x_.size(3), row_, copy);
       }
       batch_ = batch;
       head_ = head;
     }
-    return {copy, pairs_};
+    return {copy, row_};
   }
 
  private:
+  void copy_pairs(const ConstRows& rows, c10::BFloat16* to) const {
+    const auto* from = static_cast<const c10::BFloat16*>(rows.data);
+    for (int64_t i = 0; i < x_.size(2); ++i, from += rows.row, to += 2 * row_) {
+      for (int64_t d = 0; d < x_.size(3); ++d) {
+        to[d] = from[d * rows.column];
+      }
+      std::fill(to + x_.size(3), to + 2 * row_, c10::BFloat16(0.0F));
+    }
+  }
+
   const Tensor& x_;
-  int64_t pairs_;
+  /// Numbers in an element of T; elements in a row.
+  int64_t numbers_, row_;
   bool in_place_;
   int64_t batch_ = -1, head_ = -1;
 };
@@ -171,8 +151,8 @@ template <typename T>
 struct KeyRows {
   KeyRows(const Call& c, bool walked_often) : key(c.key(), walked_often), value(c.value(), walked_often) {
     if (multiplies_pairs<T>(c)) {
-      key_pairs.emplace(c.key(), walked_often);
-      value_pairs.emplace(c.value(), walked_often);
+      key_pairs.emplace(c.key(), walked_often, /*as_pairs=*/true);
+      value_pairs.emplace(c.value(), walked_often, /*as_pairs=*/true);
     }
     if (c.has(kFarKey)) {
       far_key.emplace(c[kFarKey], walked_often);
@@ -207,8 +187,7 @@ struct KeyRows {
   }
 
   HeadRows<T> key, value;
-  std::optional<HeadRows<T>> far_key, gate_key;
-  std::optional<PairRows<T>> key_pairs, value_pairs;
+  std::optional<HeadRows<T>> far_key, gate_key, key_pairs, value_pairs;
 };
 
 }  // namespace posenc::attention_ops

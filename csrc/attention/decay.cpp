@@ -21,8 +21,7 @@ class SegmentOrder {
       const Tensor ids = c.segment_ids->to(at::kLong);
       sorted_ = ids.argsort(/*stable=*/true, /*dim=*/1);
       back_ = sorted_->argsort(/*dim=*/int64_t{1});
-      const Tensor in_order = ids.gather(1, *sorted_);
-      behind_ = at::searchsorted(in_order, in_order, /*out_int32=*/false, /*right=*/true);
+      ids_ = ids.gather(1, *sorted_);
     }
   }
 
@@ -34,12 +33,14 @@ class SegmentOrder {
   /// stays in its segment.
   Tensor sums_from(const Tensor& x) const {
     const auto from = [](const Tensor& y) { return y.flip(2).cumsum(2).flip(2); };
-    if (!behind_) {
+    if (!ids_) {
       return from(x);
     }
+    // Where the next segment begins.
+    const Tensor behind = at::searchsorted(*ids_, *ids_, /*out_int32=*/false, /*right=*/true);
     const auto within = [&](const Tensor& y) {
       const Tensor sums = from(y);
-      return sums - at_places(at::constant_pad_nd(sums, {0, 1}), *behind_);
+      return sums - at_places(at::constant_pad_nd(sums, {0, 1}), behind);
     };
     const Tensor finite = x.isfinite();
     return at::where(within(finite.logical_not().to(x.scalar_type())) > 0, kNaN, within(at::where(finite, x, 0.0)));
@@ -53,8 +54,8 @@ class SegmentOrder {
     return x.expand_symint({batch, same, same}).gather(2, index);
   }
 
-  /// Places of tokens; `behind_`: where the next segment begins.
-  OptionalTensor sorted_, back_, behind_;
+  /// Places of tokens, and their segments in order.
+  OptionalTensor sorted_, back_, ids_;
 };
 
 /// The segments of each batch row's tokens, on the CPU.
