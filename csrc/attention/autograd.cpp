@@ -2,9 +2,9 @@
 /// derivatives, and torch.func's, come from the reference form.
 
 #include "attention/checks.h"
-#include "attention/reference.h"
+#include "attention/reference/reference.h"
 #include "attention/registration.h"
-#include "transforms.h"
+#include "common/autograd_support.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

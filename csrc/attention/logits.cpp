@@ -1,7 +1,7 @@
 /// The scores of the attention ops, materialised: composites of ATen ops, for inspection.
 
 #include "attention/checks.h"
-#include "attention/reference.h"
+#include "attention/reference/reference.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>

@@ -2,7 +2,7 @@
 
 #include "attention/call.h"
 #include "attention/ops.h"
-#include "dispatch.h"
+#include "common/dispatch.h"
 
 #include <torch/library.h>
 

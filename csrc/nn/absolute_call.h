@@ -2,7 +2,7 @@
 
 /// What the absolute modules share.
 
-#include "absolute/ops.h"
+#include "encodings/absolute/ops.h"
 
 #include <posenc/nn/sinusoidal.h>
 

@@ -2,7 +2,7 @@
 
 /// What the additive modules share.
 
-#include "bias/ops.h"
+#include "encodings/bias/ops.h"
 
 #include <posenc/nn/additive.h>
 

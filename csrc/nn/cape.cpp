@@ -1,6 +1,6 @@
 #include <posenc/nn/cape.h>
 
-#include "absolute/checks.h"
+#include "encodings/absolute/checks.h"
 #include "nn/absolute_call.h"
 
 namespace posenc::nn {

@@ -1,7 +1,7 @@
 #include <posenc/nn/cope.h>
 
 #include "attention/ops.h"
-#include "cope/ops.h"
+#include "encodings/cope/ops.h"
 #include "nn/score_call.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,7 +1,7 @@
 #include <posenc/nn/forgetting_bias.h>
 
 #include "attention/ops.h"
-#include "forgetting/ops.h"
+#include "encodings/forgetting/ops.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/empty.h>

@@ -1,7 +1,7 @@
 #include <posenc/nn/rerope.h>
 
+#include "encodings/piecewise/checks.h"
 #include "nn/rotary_call.h"
-#include "piecewise/checks.h"
 #include "scaling/plain_tensors.h"
 
 namespace posenc::nn {

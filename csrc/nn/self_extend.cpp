@@ -1,7 +1,7 @@
 #include <posenc/nn/self_extend.h>
 
+#include "encodings/piecewise/checks.h"
 #include "nn/rotary_call.h"
-#include "piecewise/checks.h"
 
 namespace posenc::nn {
 

@@ -1,9 +1,9 @@
 /// Derivatives of the rotary ops. The backward of a rotation is the same op with `inverse` flipped, so gradients of any
 /// order exist and only positions and frequencies are saved. Gradients to frequencies and positions go through tables.
 
+#include "common/autograd_support.h"
 #include "rotary/checks.h"
 #include "rotary/reference.h"
-#include "transforms.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>

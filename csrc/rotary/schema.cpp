@@ -1,6 +1,6 @@
 /// The schemas of the rotary ops, and their C++ functions: calls through the dispatcher.
 
-#include "dispatch.h"
+#include "common/dispatch.h"
 
 #include <posenc/ops.h>
 

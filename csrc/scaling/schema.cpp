@@ -1,6 +1,6 @@
 #include <posenc/scaling.h>
 
-#include "dispatch.h"
+#include "common/dispatch.h"
 #include "formulas.h"
 
 #include <ATen/ops/empty.h>

@@ -1,0 +1,92 @@
+/// CoPE (arXiv 2405.18719): gates, positions and position logits of a block of queries, and their gradients.
+
+#include "attention/reference/scores.h"
+
+namespace posenc::attention_ops::reference {
+namespace {
+
+/// (B, H, r, Tk) each, but for the tables.
+struct Positions {
+  /// sigmoid(scale * query . gate_key + gate_bias), 0 where hidden.
+  Tensor gates;
+  /// The sum of gates is below P - 1: positions further off are clamped, without a gradient.
+  Tensor unsaturated;
+  /// Position p lies between entries cell and next, at fraction of the way: with cell at most P - 2, the last entry is
+  /// reached with fraction 1, and entries c and c + 1 give the slope at an integer p.
+  Tensor cell, next, fraction;
+};
+
+Slot gate_slot(const Operands& o) { return o.call.has(kGateKey) ? kGateKey : kKey; }
+
+Positions positions(const Operands& o, const Block& block) {
+  Tensor logits = o.scores(block.query, gate_slot(o)) * o.call.score_scale();
+  if (o.call.has(kGateBias)) {
+    logits = logits + o[kGateBias].unsqueeze(-1).unsqueeze(-1);
+  }
+  Positions p;
+  p.gates = at::where(block.visible, logits.sigmoid(), 0.0);
+  const c10::SymInt last = o[kPosEmb].sym_size(2) - 1;
+  const auto wide = block.query.is_mps() ? at::kFloat : at::kDouble;  // MPS has no float64
+  const Tensor sum = p.gates.to(wide).flip(3).cumsum(3).flip(3);
+  p.unsaturated = sum < last;
+  const Tensor clamped = at::where(p.unsaturated, sum, at::scalar_tensor(last, sum.options()));
+  p.cell = clamped.detach().floor().clamp_max(last - 1).clamp_min(0).to(at::kLong);
+  p.next = (p.cell + 1).clamp_max(last);
+  p.fraction = (clamped - p.cell).to(o.dtype);
+  return p;
+}
+
+/// query . pos_emb (B, H, r, P).
+Tensor by_entry(const Operands& o, const Block& block) { return block.query.matmul(o[kPosEmb]); }
+
+/// What query . pos_emb is multiplied by.
+double position_scale(const Operands& o) { return o.call.scale_position_logits ? o.call.score_scale() : 1.0; }
+
+}  // namespace
+
+Tensor cope_scores(const Operands& o, const Block& block) {
+  const Positions p = positions(o, block);
+  const Tensor z = by_entry(o, block);
+  const Tensor at_cell = look_up(o, z, p.cell), at_next = look_up(o, z, p.next);
+  const Tensor position_logits = (1 - p.fraction) * at_cell + p.fraction * at_next;
+  return o.scores(block.query, kKey) * o.call.score_scale() + position_logits * position_scale(o);
+}
+
+void add_cope_gradients(const Operands& o, const Block& block, const Tensor& grad, Gradients& gradients) {
+  const Positions p = positions(o, block);
+  const Tensor& table = o[kPosEmb];
+  const Tensor z = by_entry(o, block);
+  const Tensor grad_logits = grad * position_scale(o);
+
+  const c10::SymInt entries = table.sym_size(2);
+  const Tensor grad_z = sum_bins(o, grad_logits * (1 - p.fraction), p.cell, entries) +
+                        sum_bins(o, grad_logits * p.fraction, p.next, entries);
+  const Tensor slope = look_up(o, z, p.next) - look_up(o, z, p.cell);
+  const Tensor grad_sum = at::where(p.unsaturated.logical_and(block.visible), grad_logits * slope, 0.0);
+  // The gate of key l is counted in the position of every key up to l.
+  const auto wide = block.query.is_mps() ? at::kFloat : at::kDouble;
+  const Tensor grad_gates = grad_sum.to(wide).cumsum(3).to(o.dtype);
+  const Tensor grad_gate_logits = at::where(block.visible, p.gates * (1 - p.gates) * grad_gates, 0.0);
+
+  const Tensor scaled = grad * o.call.score_scale(), scaled_gates = grad_gate_logits * o.call.score_scale();
+  const Slot gate = gate_slot(o);
+  if (gradients.wants(kQuery)) {
+    gradients.add_rows(kQuery, o.sum_keys(scaled, kKey, block.visible));
+    gradients.add_rows(kQuery, o.sum_keys(scaled_gates, gate, block.visible));
+    gradients.add_rows(kQuery, grad_z.matmul(table.transpose(-1, -2)));
+  }
+  if (gradients.wants(kKey)) {
+    gradients.add(kKey, o.sum_queries(scaled, block.query, block.visible));
+  }
+  if (gradients.wants(gate)) {
+    gradients.add(gate, o.sum_queries(scaled_gates, block.query, block.visible));
+  }
+  if (gradients.wants(kPosEmb)) {
+    gradients.add(kPosEmb, block.query.transpose(-1, -2).matmul(grad_z).sum(0).sum_to_size_symint(table.sym_sizes()));
+  }
+  if (gradients.wants(kGateBias)) {
+    gradients.add(kGateBias, grad_gate_logits.sum({0, 2, 3}));
+  }
+}
+
+}  // namespace posenc::attention_ops::reference

@@ -1,0 +1,357 @@
+#pragma once
+
+/// A tile of scores and what hides them, for kernel files only. Scores lie transposed, [key][query], so that the lanes
+/// of a vector are queries and everything along a row of keys (maximum, sum, distance) is done without shuffles.
+
+#include "attention/cpu/loops/kernel.h"
+#include "attention/dropout.h"
+#include "attention/tile/rows.h"
+
+#include <cmath>
+#include <limits>
+
+namespace posenc::attention_ops {
+namespace {
+
+/// How a tile of scores is seen.
+enum class Cover {
+  kHidden,
+  kAll,
+  /// Causal by index alone: query q sees keys up to q - diagonal.
+  kDiagonal,
+  /// As a mask says.
+  kSome,
+};
+
+/// Queries first_query .. of a head against keys first_key ..; both counts at most those of a tile.
+struct Tile {
+  int64_t first_query, queries;
+  /// queries rounded up to whole vectors. The lanes between are computed and never used.
+  int64_t lanes;
+  int64_t first_key, keys;
+  Cover cover;
+  /// first_key less the position of first_query; kNoDiagonal unless cover is kDiagonal.
+  int64_t diagonal;
+};
+
+template <typename Number>
+struct Range {
+  Number smallest, largest;
+};
+
+template <typename Number>
+Range<Number> range_of(const Number* x, int64_t n) {
+  Range<Number> r{x[0], x[0]};
+  for (int64_t i = 1; i < n; ++i) {
+    r.smallest = x[i] < r.smallest ? x[i] : r.smallest;
+    r.largest = x[i] > r.largest ? x[i] : r.largest;
+  }
+  return r;
+}
+
+/// Keys that some query of a range may see: all where positions are given one by one.
+inline void visible_keys(const Visibility& v, int64_t first_query, int64_t queries, int64_t& begin, int64_t& end) {
+  begin = 0;
+  end = v.keys;
+  if (v.q_positions != nullptr) {
+    return;
+  }
+  const int64_t first = first_query + v.offset, last = first + queries - 1;
+  if (v.causal) {
+    end = std::min(end, last + 1);
+  } else if (v.window > 0) {
+    end = std::min(end, last + v.window);
+  }
+  if (v.window > 0) {
+    begin = std::max(begin, first - v.window + 1);
+  }
+  end = std::max(end, int64_t{0});
+  begin = std::min(begin, end);
+}
+
+/// radius + clip(distance, -radius, radius): the entry of a table of 2 * radius + 1.
+template <typename Number>
+int64_t clipped_entry(Number distance, int64_t radius) {
+  const Number bound = static_cast<Number>(radius);
+  return static_cast<int64_t>(std::clamp(distance, -bound, bound) + bound);
+}
+
+/// key - query, of all pairs of a tile.
+inline Range<double> range_of_distances(const Visibility& v, const Tile& t) {
+  if (v.q_positions != nullptr) {
+    const auto q = range_of(v.q_positions + t.first_query, t.queries);
+    const auto k = range_of(v.k_positions + t.first_key, t.keys);
+    return {k.smallest - q.largest, k.largest - q.smallest};
+  }
+  const int64_t first = t.first_key - t.first_query - v.offset;
+  return {static_cast<double>(first - (t.queries - 1)), static_cast<double>(first + t.keys - 1)};
+}
+
+/// How the positions of keys a .. b and queries c .. d stand to each other: all seen, none, or some.
+template <typename Number>
+Cover cover_of_positions(const Visibility& v, Range<Number> q, Range<Number> k) {
+  const Number window = static_cast<Number>(v.window);
+  bool all = true;
+  if (v.causal) {
+    if (k.smallest > q.largest) {
+      return Cover::kHidden;
+    }
+    all = k.largest <= q.smallest;
+  }
+  if (v.window > 0) {
+    if (q.smallest - k.largest >= window || (!v.causal && k.smallest - q.largest >= window)) {
+      return Cover::kHidden;
+    }
+    all = all && q.largest - k.smallest < window && (v.causal || k.largest - q.smallest < window);
+  }
+  return all ? Cover::kAll : Cover::kSome;
+}
+
+inline void find_cover(const Visibility& v, Tile& t) {
+  t.diagonal = kNoDiagonal;
+  t.cover = Cover::kHidden;
+  Cover positions;
+  if (v.q_positions == nullptr) {
+    const int64_t first = t.first_query + v.offset;
+    positions = cover_of_positions<int64_t>(v, {first, first + t.queries - 1}, {t.first_key, t.first_key + t.keys - 1});
+  } else {
+    positions = cover_of_positions<double>(v, range_of(v.q_positions + t.first_query, t.queries),
+                                           range_of(v.k_positions + t.first_key, t.keys));
+  }
+  if (positions == Cover::kHidden) {
+    return;
+  }
+  bool others_all = true;
+  if (v.key_mask != nullptr) {
+    int64_t attended = 0;
+    for (int64_t k = 0; k < t.keys; ++k) {
+      attended += v.key_mask[t.first_key + k];
+    }
+    if (attended == 0) {
+      return;
+    }
+    others_all = attended == t.keys;
+  }
+  if (v.segments != nullptr) {
+    const auto q = range_of(v.segments + v.keys - v.queries + t.first_query, t.queries);
+    const auto k = range_of(v.segments + t.first_key, t.keys);
+    if (q.smallest > k.largest || q.largest < k.smallest) {
+      return;
+    }
+    others_all = others_all && q.smallest == q.largest && k.smallest == k.largest;
+  }
+  if (others_all && positions == Cover::kSome && v.window == 0 && v.q_positions == nullptr) {
+    t.cover = Cover::kDiagonal;
+    t.diagonal = t.first_key - t.first_query - v.offset;
+  } else {
+    t.cover = others_all && positions == Cover::kAll ? Cover::kAll : Cover::kSome;
+  }
+}
+
+/// Whether a query may see a key that is `distance` (query - key) before it.
+inline bool sees_distance(const Visibility& v, double distance) {
+  const double window = static_cast<double>(v.window);
+  return (!v.causal || distance >= 0) && (v.window == 0 || (distance < window && (v.causal || -distance < window)));
+}
+
+/// mask[key][query]: 1 where seen, else 0.
+template <typename T>
+void fill_mask(const Visibility& v, const Tile& t, T* mask) {
+  for (int64_t k = 0; k < t.keys; ++k) {
+    T* row = mask + k * kTileQueries;
+    const int64_t key = t.first_key + k;
+    if (v.key_mask != nullptr && !v.key_mask[key]) {
+      std::fill(row, row + t.lanes, T(0));
+      continue;
+    }
+    if (v.q_positions == nullptr) {
+      // Queries first .. last - 1 see the key.
+      const int64_t here = key - t.first_query - v.offset;
+      const int64_t first = v.causal ? here : v.window > 0 ? here - v.window + 1 : 0;
+      const int64_t last = v.window > 0 ? here + v.window : t.lanes;
+      for (int64_t q = 0; q < t.lanes; ++q) {
+        row[q] = q >= first && q < last ? T(1) : T(0);
+      }
+    } else {
+      const double at = v.k_positions[key];
+      for (int64_t q = 0; q < t.queries; ++q) {
+        row[q] = sees_distance(v, v.q_positions[t.first_query + q] - at) ? T(1) : T(0);
+      }
+    }
+    if (v.segments != nullptr) {
+      const int64_t* segment = v.segments + v.keys - v.queries + t.first_query;
+      for (int64_t q = 0; q < t.queries; ++q) {
+        row[q] = segment[q] == v.segments[key] ? row[q] : T(0);
+      }
+    }
+    std::fill(row + t.queries, row + t.lanes, T(0));
+  }
+}
+
+/// key - query of a pair of the tile, where positions are given one by one.
+inline int64_t distance_of(const Visibility& v, const Tile& t, int64_t k, int64_t q) {
+  return static_cast<int64_t>(v.k_positions[t.first_key + k] - v.q_positions[t.first_query + q]);
+}
+
+/// The rows of a tile's queries, and zeros in those of the lanes between.
+template <typename T>
+void pack_queries(const ConstRows& from, const Tile& t, int64_t width, T* to) {
+  pack_rows(from, t.queries, width, padded<T>(width), to);
+  std::fill(to + t.queries * padded<T>(width), to + t.lanes * padded<T>(width), T(0));
+}
+
+/// to[i][j] = from[j][i], as many rows and columns as a vector has lanes. Not inlined: of many transpositions GCC
+/// leaves parts out of line, as functions that objects share.
+template <typename T>
+__attribute__((noinline)) void transpose_square(const T* from, int64_t from_row, T* to, int64_t to_row) {
+  at::vec::transpose_mxn<T, Vec<T>::size(), Vec<T>::size()>(from, from_row, to, to_row);
+}
+
+/// to[d][query] = factor * rows[query][d] for rows from pack_queries().
+template <typename T>
+void pack_transposed(const T* rows, const Tile& t, int64_t width, T factor, T* to) {
+  constexpr int kLanes = Vec<T>::size();
+  const int64_t row = padded<T>(width), whole = width / kLanes * kLanes;
+  for (int64_t q = 0; q < t.lanes; q += kLanes) {
+    const T* from = rows + q * row;
+    for (int64_t d = 0; d < whole; d += kLanes) {
+      T* block = to + d * kTileQueries + q;
+      transpose_square(from + d, row, block, kTileQueries);
+      for (int i = 0; i < kLanes; ++i) {
+        (Vec<T>::loadu(block + i * kTileQueries) * Vec<T>(factor)).store(block + i * kTileQueries);
+      }
+    }
+    for (int64_t d = whole; d < width; ++d) {
+      for (int64_t i = 0; i < kLanes; ++i) {
+        to[d * kTileQueries + q + i] = factor * from[i * row + d];
+      }
+    }
+  }
+}
+
+/// to[d / 2][query] = the numbers d and d + 1 of a query as a pair of bfloat16, which hold them, for even d, from what
+/// pack_transposed() made without a factor.
+template <typename T>
+void pack_pairs(const T* transposed, const Tile& t, int64_t width, T* to) {
+  if constexpr (cpu::kMultipliesPairs && std::is_same_v<T, float>) {
+    for (int64_t d = 0; d < width; d += 2) {
+      const T* first = transposed + d * kTileQueries;
+      for (int64_t q = 0; q < t.lanes; q += Vec<T>::size()) {
+        const Vec<T> second = d + 1 < width ? Vec<T>::loadu(first + kTileQueries + q) : Vec<T>(T(0));
+        cpu::join_bfloat16(Vec<T>::loadu(first + q), second).store(to + d / 2 * kTileQueries + q);
+      }
+    }
+  }
+}
+
+/// The queries of a product, rows from pack_queries(): `to` as pack_transposed() has them, and if asked for as pairs.
+/// Those have of the factor a power of two, which bfloat16 takes as it is, so that products reach no further than
+/// scores do; returns the rest.
+template <typename T>
+T pack_operand(const T* rows, const Tile& t, int64_t width, T factor, bool as_pairs, T* to, T* pairs) {
+  if (!as_pairs) {
+    pack_transposed(rows, t, width, factor, to);
+    return T(1);
+  }
+  const bool has_power = std::isfinite(factor) && factor != T(0);
+  const T power = has_power ? std::ldexp(T(1), std::ilogb(factor)) : factor, rest = has_power ? factor / power : T(1);
+  pack_transposed(rows, t, width, power, to);
+  pack_pairs(to, t, width, pairs);
+  std::transform(to, to + width * kTileQueries, to, [rest](T x) { return x * rest; });
+  return rest;
+}
+
+/// Whether query q sees key k of the tile.
+template <typename T>
+bool seen(const Tile& t, const T* mask, int64_t k, int64_t q) {
+  switch (t.cover) {
+    case Cover::kAll:
+      return true;
+    case Cover::kDiagonal:
+      return k + t.diagonal <= q;
+    default:
+      return mask[k * kTileQueries + q] != T(0);
+  }
+}
+
+/// The same for a vector of queries from q on, as a mask of lanes; cover is kDiagonal or kSome.
+template <typename T>
+Vec<T> seen_lanes(const Tile& t, const T* mask, int64_t k, int64_t q) {
+  return t.cover == Cover::kDiagonal ? Vec<T>::arange(static_cast<T>(q - t.diagonal), T(1)) >= Vec<T>(static_cast<T>(k))
+                                     : Vec<T>::loadu(mask + k * kTileQueries + q) != Vec<T>(T(0));
+}
+
+/// Keys 0 .. all - 1 of a tile are seen by every query of a group of vectors, all .. some - 1 by some. Those up to
+/// `end` are seen by none, and must be 0 for the register tiles that begin or end within them.
+struct KeyRanges {
+  int64_t all, some, end;
+};
+
+/// Calls body(q, ranges) for each vector of queries.
+template <typename T, typename Body>
+void for_each_vector(const Tile& t, const Body& body) {
+  for (int64_t group = 0; group < t.lanes; group += kGroup<T>) {
+    KeyRanges ranges{t.keys, t.keys, t.keys};
+    if (t.cover == Cover::kDiagonal) {
+      ranges.all = std::clamp<int64_t>(group - t.diagonal + 1, 0, t.keys);
+      ranges.some = std::clamp<int64_t>(group + kGroup<T> - t.diagonal, 0, t.keys);
+      ranges.end = std::min(t.keys, ranges.some + kGroup<T> + kRegisterRows);
+    } else if (t.cover == Cover::kSome) {
+      ranges.all = 0;
+    }
+    for (int64_t q = group; q < std::min(group + kGroup<T>, t.lanes); q += Vec<T>::size()) {
+      body(q, ranges);
+    }
+  }
+}
+
+/// to (queries x width) += weights^T rows over the keys that each query sees: sum_over_keys() where a row is not
+/// finite.
+template <typename T>
+void sum_seen_keys(const Tile& t, const T* mask, const T* weights, const PackedRows<T>& rows, int64_t width, T* to) {
+  for (int64_t q = 0; q < t.queries; ++q) {
+    for (int64_t k = 0; k < t.keys; ++k) {
+      if (seen(t, mask, k, q)) {
+        for (int64_t d = 0; d < width; ++d) {
+          to[q * width + d] += weights[k * kTileQueries + q] * rows.data[k * rows.row + d];
+        }
+      }
+    }
+  }
+}
+
+/// Multiplies weights by dropout's mask, 0 or 1 / (1 - p).
+template <typename T>
+void drop(const Dropout& rule, const Tile& t, T* weights) {
+  const auto mix = [](uint32_t x) {
+    x ^= x >> 16;
+    x *= static_cast<uint32_t>(dropout::kFirst);
+    x ^= x >> 15;
+    x *= static_cast<uint32_t>(dropout::kSecond);
+    return x ^ (x >> 16);
+  };
+  const uint32_t by_head = mix(mix(rule.low ^ rule.head) + rule.high);
+  const int64_t threshold = dropout::threshold(rule.probability);
+  if (threshold > dropout::kMask) {
+    for (int64_t k = 0; k < t.keys; ++k) {
+      std::fill(weights + k * kTileQueries, weights + k * kTileQueries + t.lanes, T(0));
+    }
+    return;
+  }
+  uint32_t rows[kTileQueries];
+  for (int64_t q = 0; q < t.lanes; ++q) {
+    rows[q] = mix(by_head ^ static_cast<uint32_t>(t.first_query + q));
+  }
+  const T factor = static_cast<T>(1.0 / (1.0 - rule.probability));
+  const uint32_t limit = static_cast<uint32_t>(threshold);
+  for (int64_t k = 0; k < t.keys; ++k) {
+    const uint32_t key = static_cast<uint32_t>(t.first_key + k) * static_cast<uint32_t>(dropout::kStep);
+    T* row = weights + k * kTileQueries;
+    for (int64_t q = 0; q < t.lanes; ++q) {
+      row[q] = mix(rows[q] ^ key) >= limit ? row[q] * factor : T(0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace posenc::attention_ops

@@ -1,0 +1,195 @@
+/// What additive encodings add, in terms of ATen, whose derivatives and batching rules they inherit.
+
+#include "encodings/bias/checks.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+namespace posenc::bias_ops {
+namespace {
+
+at::TensorOptions table_options(const Span& span) {
+  return span.query.options().dtype(span.query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+/// Values within [least, most], with the gradient of the values themselves: clamp() would give 0 outside, where a
+/// parameter that training moved out of range could never return.
+Tensor clamped(const Tensor& parameter, double least, std::optional<double> most = std::nullopt) {
+  const Tensor values = parameter.detach();
+  const Tensor within = most ? values.clamp(least, *most) : values.clamp_min(least);
+  return within + (parameter - values);
+}
+
+/// The table over -R .. R from its columns for the distances 0 .. R.
+Tensor both_directions(const Tensor& columns, const c10::SymInt& radius) {
+  const auto integers = columns.options().dtype(at::kLong);
+  return columns.index_select(-1, at::arange(c10::Scalar(-radius), c10::Scalar(radius + 1), integers).abs());
+}
+
+/// The smallest and the largest position of each row, (B) or (), or (1) for all rows. What attention refuses is not
+/// read: it counts as no positions.
+std::pair<Tensor, Tensor> ends(const OptionalTensor& positions, const Span& span, const c10::SymInt& first,
+                               const c10::SymInt& length) {
+  const auto batch = span.query.sym_size(0);
+  const bool known =
+      positions && positions->device() == span.query.device() && at::isIntegralType(positions->scalar_type(), false) &&
+      (positions->dim() == 1 || positions->dim() == 2) && holds(positions->sym_size(-1).sym_gt(0)) &&
+      (positions->dim() == 1 || holds(positions->sym_size(0).sym_eq(1)) || holds(positions->sym_size(0).sym_eq(batch)));
+  const auto integers = span.query.options().dtype(at::kLong);
+  const Tensor numbers =
+      known ? positions->to(at::kLong) : at::arange(c10::Scalar(first), c10::Scalar(first + length), integers);
+  const auto [smallest, largest] = at::aminmax(numbers, -1);
+  return {smallest, largest};
+}
+
+/// The largest distance from a query to a key of its row, hidden keys included. Positions that are given are read.
+c10::SymInt radius(const char* module, const Span& span) {
+  constexpr int64_t kMost = int64_t{1} << 24;
+  const c10::SymInt q_len = span.query.sym_size(2), k_len = span.key.sym_size(2);
+  if (!span.q_positions && !span.k_positions) {
+    return q_len.max(k_len).max(1) - 1;
+  }
+  if (holds(q_len.sym_eq(0)) || holds(k_len.sym_eq(0)) || holds(span.query.sym_size(0).sym_eq(0))) {
+    return 0;
+  }
+  const auto [q_first, q_last] = ends(span.q_positions, span, k_len - q_len, q_len);
+  const auto [k_first, k_last] = ends(span.k_positions, span, 0, k_len);
+  const auto largest = [&](at::ScalarType type) {
+    return at::maximum(q_last.to(type) - k_first.to(type), k_last.to(type) - q_first.to(type)).max();
+  };
+  // Integers far apart overflow.
+  const double about = largest(at::kDouble).item<double>();
+  TORCH_CHECK_VALUE(
+      about <= kMost, module, ": expected positions within ", kMost,
+      " tokens of each other in each row, masked keys included, as a table holds every distance, but got a "
+      "distance of ",
+      static_cast<int64_t>(std::min(about, 9e18)),
+      ": give masked keys positions near the others', and sequences that are packed into a row positions "
+      "that restart");
+  return std::max<int64_t>(largest(at::kLong).item<int64_t>(), 0);
+}
+
+Tensor alibi_composite(const Tensor& slopes, const Tensor& query, const Tensor& key) {
+  const Span span{query, key, {}, {}};
+  check_per_head("ALiBi", "slopes", slopes);
+  check_span("ALiBi", slopes.sym_size(0), slopes, span);
+  return slopes.to(table_options(span));
+}
+
+Tensor t5_composite(const Tensor& weight, const Tensor& query, const Tensor& key, int64_t max_distance,
+                    bool bidirectional) {
+  const Span span{query, key, {}, {}};
+  TORCH_CHECK_VALUE(weight.dim() == 2, "T5RelativeBias: expected weight of shape (num_buckets, num_heads), but got ",
+                    weight.sym_sizes());
+  check_span("T5RelativeBias", weight.sym_size(1), weight, span);
+  const Tensor distances = at::arange(-max_distance, max_distance + 1, weight.options().dtype(at::kLong));
+  const int64_t num_buckets = weight.sym_size(0).guard_int(__FILE__, __LINE__);
+  const Tensor buckets = posenc::t5_bucket(distances, num_buckets, max_distance, bidirectional);
+  return weight.to(table_options(span)).index_select(0, buckets).t();
+}
+
+/// KERPLE (arXiv 2205.09921), with the bounds of its published code.
+Tensor kerple_composite(const Tensor& r1, const Tensor& r2, const Tensor& query, const Tensor& key, bool power,
+                        const OptionalTensor& q_positions, const OptionalTensor& k_positions) {
+  constexpr double kLeast = 0.01, kMostPower = 2.0;
+  const Span span{query, key, q_positions, k_positions};
+  check_per_head("Kerple", "r1", r1);
+  check_span("Kerple", r1.sym_size(0), r1, span);
+  TORCH_CHECK_VALUE(r2.dim() == 1 && holds(r2.sym_size(0).sym_eq(r1.sym_size(0))),
+                    "Kerple: expected r2 of shape (num_heads) like r1, but got ", r2.sym_sizes());
+  const auto options = table_options(span);
+  const c10::SymInt farthest = radius("Kerple", span);
+  const Tensor n = at::arange(c10::Scalar(farthest + 1), options);
+  const Tensor scale = clamped(r1.to(options), kLeast).neg().unsqueeze(-1);
+  const Tensor shape = clamped(r2.to(options), kLeast, power ? std::optional(kMostPower) : std::nullopt).unsqueeze(-1);
+  if (!power) {
+    return both_directions(scale * at::log1p(shape * n), farthest);
+  }
+  // Not 0^r2, whose second derivative in r2 is not a number.
+  const Tensor powers = at::where(n == 0, 0.0, at::pow(n.clamp_min(1), shape));
+  return both_directions(scale * powers, farthest);
+}
+
+/// Sandwich (arXiv 2212.10356).
+Tensor sandwich_composite(const Tensor& inv_freq, int64_t num_heads, const Tensor& query, const Tensor& key,
+                          const OptionalTensor& q_positions, const OptionalTensor& k_positions) {
+  const Span span{query, key, q_positions, k_positions};
+  TORCH_CHECK_VALUE(inv_freq.dim() == 1, "Sandwich: expected inv_freq of shape (dim/2), but got ",
+                    inv_freq.sym_sizes());
+  check_span("Sandwich", num_heads, query, span);
+  const c10::SymInt farthest = radius("Sandwich", span);
+  const Tensor sums = cosine_sums(inv_freq, farthest + 1);
+  const Tensor heads = at::arange(1, num_heads + 1, sums.options()).mul(8.0 / static_cast<double>(num_heads));
+  const Tensor table = sums.sub(c10::Scalar(inv_freq.sym_size(0))).div(heads.unsqueeze(-1));
+  return both_directions(table, farthest).to(table_options(span));
+}
+
+/// ln(|c x| + 1).
+Tensor psi(const Tensor& c, const Tensor& x) { return at::log1p((c * x).abs()); }
+
+/// FIRE (arXiv 2310.04418).
+Tensor fire_composite(const Tensor& c, const Tensor& threshold, const Tensor& weight_in, const Tensor& bias_in,
+                      const Tensor& weight_out, const Tensor& bias_out, double eps, const Tensor& query,
+                      const Tensor& key, const OptionalTensor& q_positions, const OptionalTensor& k_positions) {
+  // Linear layers would round to 16 bits there.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const Span span{query, key, q_positions, k_positions};
+  check_fire({c, threshold, weight_in, bias_in, weight_out, bias_out}, eps, span);
+  const auto options = table_options(span);
+  const c10::SymInt q_len = query.sym_size(2), k_len = key.sym_size(2);
+  const auto integers = query.options().dtype(at::kLong);
+  const Tensor i = q_positions ? *q_positions : at::arange(c10::Scalar(k_len - q_len), c10::Scalar(k_len), integers);
+  const Tensor j = k_positions ? *k_positions : at::arange(c10::Scalar(k_len), integers);
+  const Tensor rate = c.to(options), limit = threshold.to(options).abs();
+  const Tensor distance = (i.to(at::kLong).unsqueeze(-1) - j.to(at::kLong).unsqueeze(-2)).abs().to(options);
+  const Tensor normaliser = psi(rate, at::maximum(limit, i.to(options))) + eps;
+  const Tensor ratio = psi(rate, distance) / normaliser.unsqueeze(-1);
+  const Tensor hidden = at::linear(ratio.unsqueeze(-1), weight_in.to(options), bias_in.to(options)).relu();
+  const Tensor bias = at::linear(hidden, weight_out.to(options), bias_out.to(options));  // (.., Tq, Tk, H)
+  return bias.movedim(-1, -3);
+}
+
+/// Blocks of distances keep the table of angles small.
+Tensor cosine_sums_kernel(const Tensor& inv_freq, c10::SymInt length) {
+  constexpr int64_t kBlock = 4096;
+  const int64_t total = length.expect_int();
+  Tensor sums = at::empty({total}, inv_freq.options());
+  for (int64_t first = 0; first < total; first += kBlock) {
+    const int64_t last = std::min(first + kBlock, total);
+    const Tensor n = at::arange(first, last, inv_freq.options());
+    sums.slice(0, first, last).copy_((n.unsqueeze(-1) * inv_freq).cos_().sum(-1));
+  }
+  return sums;
+}
+
+Tensor cosine_sums_meta(const Tensor& inv_freq, c10::SymInt length) {
+  return at::empty_symint({std::move(length)}, inv_freq.options());
+}
+
+TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
+  m.impl("_alibi_terms", &alibi_composite);
+  m.impl("_t5_table", &t5_composite);
+  m.impl("_kerple_table", &kerple_composite);
+  m.impl("_sandwich_table", &sandwich_composite);
+  m.impl("_fire_bias", &fire_composite);
+}
+
+// Else vmap would call composite ops of other libraries than ATen once for every sample.
+TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+  m.impl("_alibi_terms", &alibi_composite);
+  m.impl("_t5_table", &t5_composite);
+  m.impl("_kerple_table", &kerple_composite);
+  m.impl("_sandwich_table", &sandwich_composite);
+  m.impl("_fire_bias", &fire_composite);
+}
+
+TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) { m.impl("_cosine_sums", &cosine_sums_kernel); }
+
+TORCH_LIBRARY_IMPL(posenc, Meta, m) { m.impl("_cosine_sums", &cosine_sums_meta); }
+
+// Frequencies are constants.
+TORCH_LIBRARY_IMPL(posenc, Autograd, m) { m.impl("_cosine_sums", torch::CppFunction::makeFallthrough()); }
+
+}  // namespace
+}  // namespace posenc::bias_ops
