@@ -1,13 +1,10 @@
 #include "attention/checks.h"
 
-#include "rotary/checks.h"
+#include "common/checks.h"
 
 #include <cmath>
 
 namespace posenc::attention_ops {
-
-using rotary_ops::holds;
-using rotary_ops::one_or;
 
 const char* name_of(const Call& c, Slot slot) {
   const bool piecewise = c.inputs[kFarQuery].has_value();
@@ -56,7 +53,7 @@ void check_operands(const Call& c) {
     }
     const Tensor& x = c[slot];
     const char *name = name_of(c, slot), *first = name_of(c, kQuery);
-    TORCH_CHECK_TYPE(rotary_ops::is_rotatable(x.scalar_type()), c.op, ": expected ", name,
+    TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), c.op, ": expected ", name,
                      " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
     TORCH_CHECK_TYPE(x.scalar_type() == query.scalar_type(), c.op, ": expected ", name, " to have the dtype of ", first,
                      ", ", query.scalar_type(), ", but got ", x.scalar_type());
@@ -164,7 +161,7 @@ void check_visibility(const Call& c) {
 void check_table(const Call& c, Slot slot) {
   const Tensor& x = c[slot];
   check_device(c, name_of(c, slot), x);
-  TORCH_CHECK_TYPE(rotary_ops::is_rotatable(x.scalar_type()), c.op, ": expected ", name_of(c, slot),
+  TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), c.op, ": expected ", name_of(c, slot),
                    " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
 }
 

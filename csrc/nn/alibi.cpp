@@ -1,7 +1,7 @@
 #include <posenc/nn/alibi.h>
 
+#include "common/plain_tensors.h"
 #include "nn/additive_call.h"
-#include "scaling/plain_tensors.h"
 
 #include <ATen/core/grad_mode.h>
 

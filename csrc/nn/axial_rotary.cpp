@@ -1,7 +1,7 @@
 #include <posenc/nn/axial_rotary.h>
 
+#include "common/plain_tensors.h"
 #include "nn/rotary_call.h"
-#include "scaling/plain_tensors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>

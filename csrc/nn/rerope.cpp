@@ -1,8 +1,8 @@
 #include <posenc/nn/rerope.h>
 
+#include "common/plain_tensors.h"
 #include "encodings/piecewise/checks.h"
 #include "nn/rotary_call.h"
-#include "scaling/plain_tensors.h"
 
 namespace posenc::nn {
 

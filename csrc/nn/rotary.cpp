@@ -1,5 +1,5 @@
+#include "common/plain_tensors.h"
 #include "nn/rotary_call.h"
-#include "scaling/plain_tensors.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>

@@ -1,5 +1,5 @@
+#include "common/plain_tensors.h"
 #include "nn/absolute_call.h"
-#include "scaling/plain_tensors.h"
 
 #include <cmath>
 

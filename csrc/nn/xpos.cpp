@@ -1,7 +1,7 @@
 #include <posenc/nn/xpos.h>
 
+#include "common/plain_tensors.h"
 #include "nn/rotary_call.h"
-#include "scaling/plain_tensors.h"
 
 #include <cmath>
 

@@ -2,9 +2,8 @@
 
 /// Argument rules of the rotary ops, on symbolic sizes. Every backend calls these, so that messages are equal.
 
+#include "common/checks.h"
 #include "rotary/signature.h"
-
-#include <c10/util/Exception.h>
 
 #include <cmath>
 #include <initializer_list>
@@ -26,21 +25,10 @@ struct AngleShape {
   std::optional<c10::SymInt> heads;
 };
 
-inline bool holds(const c10::SymBool& rule) { return rule.expect_true(__FILE__, __LINE__); }
-
-/// Whether a dimension is there once for all, or for each of `count`.
-inline bool one_or(const c10::SymInt& size, const c10::SymInt& count) {
-  return holds(size.sym_eq(1).sym_or(size.sym_eq(count)));
-}
-
-inline bool is_rotatable(at::ScalarType type) {
-  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
-}
-
 inline void check_rotated(const char* op, std::initializer_list<Rotated> rotated) {
   const Tensor& first = rotated.begin()->tensor;
   for (const auto& [name, x] : rotated) {
-    TORCH_CHECK_TYPE(is_rotatable(x.scalar_type()), op, ": expected ", name,
+    TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), op, ": expected ", name,
                      " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
     TORCH_CHECK_VALUE(x.dim() == 4, op, ": expected ", name, " of shape (batch, heads, length, head_dim), but got ",
                       x.dim(), " dimensions: ", x.sym_sizes());
@@ -58,11 +46,6 @@ inline void check_width(const char* op, const Rotated& rotated, const c10::SymIn
   TORCH_CHECK_VALUE(holds(rotated.tensor.sym_size(3).sym_ge(pairs * 2)), op, ": expected the last dimension of ",
                     rotated.name, " to be at least the rotary width ", pairs * 2, ", but got ", rotated.name,
                     " of shape ", rotated.tensor.sym_sizes());
-}
-
-inline void check_same_device(const char* op, const char* name, const Tensor& tensor, c10::Device device) {
-  TORCH_CHECK_VALUE(tensor.device() == device, op, ": expected ", name, " on ", device, ", but it is on ",
-                    tensor.device());
 }
 
 inline AngleShape check_frequencies(const char* op, const Tensor& inv_freq,
@@ -168,8 +151,8 @@ inline AngleShape check_tables(const OptionalTensor& positions, const Tensor& in
                                const RotaryTablesFuncOptions& o) {
   const char* op = "rotary_tables";
   AngleShape shape = check_frequencies(op, inv_freq, o.axes(), o.attention_scaling());
-  TORCH_CHECK_TYPE(is_rotatable(o.dtype()), op, ": expected dtype float32, float64, bfloat16 or float16, but got ",
-                   o.dtype());
+  TORCH_CHECK_TYPE(is_supported_float(o.dtype()), op,
+                   ": expected dtype float32, float64, bfloat16 or float16, but got ", o.dtype());
   TORCH_CHECK_VALUE(positions || o.length(), op, ": expected length where positions is None");
   TORCH_CHECK_VALUE(!o.length() || holds(o.length()->sym_ge(0)), op, ": expected length to be at least 0, but got ",
                     *o.length());
@@ -214,7 +197,7 @@ inline void check_apply(const char* op, std::initializer_list<Rotated> rotated, 
   const Tensor& first = rotated.begin()->tensor;
   for (const Rotated& table : {Rotated{"cos", cos}, Rotated{"sin", sin}}) {
     const Tensor& t = table.tensor;
-    TORCH_CHECK_TYPE(is_rotatable(t.scalar_type()), op, ": expected ", table.name,
+    TORCH_CHECK_TYPE(is_supported_float(t.scalar_type()), op, ": expected ", table.name,
                      " to be float32, float64, bfloat16 or float16, but got ", t.scalar_type());
     check_same_device(op, table.name, t, first.device());
     TORCH_CHECK_VALUE(t.dim() >= 2 && t.dim() <= 4, op, ": expected ", table.name,

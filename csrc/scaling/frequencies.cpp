@@ -1,7 +1,7 @@
 #include <posenc/scaling.h>
 
+#include "common/plain_tensors.h"
 #include "formulas.h"
-#include "plain_tensors.h"
 
 #include <c10/util/Exception.h>
 

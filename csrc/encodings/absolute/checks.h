@@ -2,21 +2,18 @@
 
 /// Argument rules of the absolute encodings, on symbolic sizes.
 
+#include "common/checks.h"
 #include "encodings/absolute/ops.h"
-#include "rotary/checks.h"
 
 #include <cmath>
 
 namespace posenc::absolute_ops {
 
-using rotary_ops::check_same_device;
-using rotary_ops::holds;
-
 /// A call of `module` on x; `constant` is what it reads beside x. Learned tables have no rows between positions, so not
 /// every module takes floating ones.
 inline void check_call(const char* module, const Tensor& x, const c10::SymInt& dim, const Place& place,
                        const Tensor& constant, bool floating_positions) {
-  TORCH_CHECK_TYPE(rotary_ops::is_rotatable(x.scalar_type()), module,
+  TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), module,
                    ": expected x to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
   TORCH_CHECK_VALUE((x.dim() == 2 || x.dim() == 3) && holds(x.sym_size(-1).sym_eq(dim)), module,
                     ": expected x of shape (batch, length, dim) or (length, dim) with dim ", dim, ", but got ",

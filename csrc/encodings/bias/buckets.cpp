@@ -1,7 +1,7 @@
 /// The slopes of ALiBi and the buckets of T5: numbers without derivatives.
 
+#include "common/plain_tensors.h"
 #include "encodings/bias/ops.h"
-#include "scaling/plain_tensors.h"
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/bucketize.h>

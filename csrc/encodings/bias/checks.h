@@ -3,12 +3,10 @@
 /// Argument rules of the additive score encodings, on symbolic sizes.
 
 #include "attention/checks.h"
+#include "common/checks.h"
 #include "encodings/bias/ops.h"
-#include "rotary/checks.h"
 
 namespace posenc::bias_ops {
-
-using rotary_ops::holds;
 
 /// A call of `module`, which has `num_heads` heads and reads `parameter`.
 inline void check_span(const char* module, const c10::SymInt& num_heads, const Tensor& parameter, const Span& span) {

@@ -1,7 +1,7 @@
 /// CoPE's position logits in plain ATen, whose derivatives and batching rules they inherit.
 
+#include "common/checks.h"
 #include "encodings/cope/ops.h"
-#include "rotary/checks.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -10,14 +10,12 @@
 namespace posenc::cope_ops {
 namespace {
 
-using rotary_ops::holds;
-
 void check_call(const Tensor& query, const Tensor& attn_logits, const Tensor& pos_emb,
                 const std::optional<Tensor>& gate_bias) {
-  for (const auto& [name, x] : {rotary_ops::Rotated{"query", query}, rotary_ops::Rotated{"attn_logits", attn_logits}}) {
-    TORCH_CHECK_TYPE(rotary_ops::is_rotatable(x.scalar_type()), "CoPE: expected ", name,
+  for (const auto& [name, x] : {std::pair<const char*, const Tensor&>{"query", query}, {"attn_logits", attn_logits}}) {
+    TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), "CoPE: expected ", name,
                      " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
-    rotary_ops::check_same_device("CoPE", name, x, pos_emb.device());
+    check_same_device("CoPE", name, x, pos_emb.device());
   }
   TORCH_CHECK_VALUE(pos_emb.dim() == 3 && holds(pos_emb.sym_size(2).sym_ge(1)),
                     "CoPE: expected pos_emb of shape (1 or heads, head_dim, max_positions), but got ",

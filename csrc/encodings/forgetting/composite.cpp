@@ -1,7 +1,7 @@
 /// Decays of tokens in plain ATen, whose derivatives and batching rules they inherit.
 
+#include "common/checks.h"
 #include "encodings/forgetting/ops.h"
-#include "rotary/checks.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -9,9 +9,6 @@
 
 namespace posenc::forgetting_ops {
 namespace {
-
-using rotary_ops::holds;
-using rotary_ops::one_or;
 
 constexpr const char* kModule = "ForgettingBias";
 
@@ -22,12 +19,12 @@ void check_input(const Tensor& x, const Tensor& weight, const OptionalTensor& bi
   TORCH_CHECK_VALUE(!bias || (bias->dim() == 1 && holds(bias->sym_size(0).sym_eq(heads))), kModule,
                     ": expected bias of shape (", heads, "), but got ",
                     bias ? bias->sym_sizes() : c10::SymIntArrayRef());
-  TORCH_CHECK_TYPE(rotary_ops::is_rotatable(x.scalar_type()), kModule,
+  TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), kModule,
                    ": expected x to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
   TORCH_CHECK_VALUE(x.dim() == 3 && holds(x.sym_size(2).sym_eq(width)), kModule,
                     ": expected x of shape (batch, length, embed_dim) with embed_dim ", width, ", but got ",
                     x.sym_sizes());
-  rotary_ops::check_same_device(kModule, "x", x, weight.device());
+  check_same_device(kModule, "x", x, weight.device());
 }
 
 /// arXiv 2503.02130, section 3 (log sigmoid), and arXiv 2503.08067 (-softplus).
@@ -63,7 +60,7 @@ Tensor decay_terms_composite(const OptionalTensor& log_decay, const Tensor& quer
                         holds(decay.sym_size(1).sym_eq(num_heads)) && holds(decay.sym_size(2).sym_eq(keys)),
                     kModule, ": expected log_decay of shape (", batch, ", ", num_heads, ", ", keys, "), but got ",
                     decay.sym_sizes());
-  rotary_ops::check_same_device(kModule, "log_decay", decay, query.device());
+  check_same_device(kModule, "log_decay", decay, query.device());
   return fits(key_mask, query, key) ? decay.masked_fill(key_mask->logical_not().unsqueeze(1), 0) : decay;
 }
 

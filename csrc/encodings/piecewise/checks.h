@@ -2,15 +2,13 @@
 
 /// Argument rules of what rotates for piecewise attention, on symbolic sizes. The attention op checks the rest.
 
+#include "common/checks.h"
 #include "encodings/piecewise/ops.h"
-#include "rotary/checks.h"
 
 namespace posenc::piecewise_ops {
 
-using rotary_ops::holds;
-
 inline void check_heads(const char* module, const char* name, const Tensor& x, const c10::SymInt& head_dim) {
-  TORCH_CHECK_TYPE(rotary_ops::is_rotatable(x.scalar_type()), module, ": expected ", name,
+  TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), module, ": expected ", name,
                    " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
   TORCH_CHECK_VALUE(x.dim() == 4 && holds(x.sym_size(3).sym_eq(head_dim)), module, ": expected ", name,
                     " of shape (batch, heads, length, head_dim) with head_dim ", head_dim, ", but got ", x.sym_sizes());
@@ -29,7 +27,7 @@ inline void check_positions(const char* module, const char* name, const Optional
                         (row || holds(positions->sym_size(0).sym_eq(1).sym_or(positions->sym_size(0).sym_eq(batch)))),
                     module, ": expected ", name, " of shape (length) or (batch, length) with length ", length,
                     " and batch ", batch, " or 1, but got ", positions->sym_sizes());
-  rotary_ops::check_same_device(module, name, *positions, x.device());
+  check_same_device(module, name, *positions, x.device());
 }
 
 inline void check_call(const char* module, const Tensor& query, const Tensor& key, const Tensor& inv_freq,

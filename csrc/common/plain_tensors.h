@@ -14,9 +14,8 @@
 
 namespace posenc {
 
-/// While it lives, ops make plain tensors with numbers in them, whatever the caller is in the middle of: a fake or
-/// functional mode, a torch.func transform, inference mode or autocast. A module may be built inside any of them and
-/// keeps its constants afterwards.
+/// While it lives, ops make plain tensors with numbers in them, even inside FakeTensorMode, functorch, inference mode
+/// or autocast. A module may be built inside any of them and keeps its constants afterwards.
 class PlainTensorsGuard {
  public:
   PlainTensorsGuard() = default;
