@@ -7,8 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import contextual_reference
-from contextual_calls import HEADS, WIDTH, assert_equals, heads_of, nn, normal, with_parameters
-from test_cope import VARIANTS
+from contextual_calls import COPE_VARIANTS, HEADS, WIDTH, assert_equals, heads_of, nn, normal, with_parameters
 from tolerances import DTYPES, assert_bits, assert_near
 
 
@@ -41,9 +40,9 @@ def test_reproduces_the_listing(max_positions, num_heads):
 
 
 @pytest.mark.parametrize("q_len", [7, 3, 1])
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if "from" not in name])
+@pytest.mark.parametrize("variant", [name for name in COPE_VARIANTS if "from" not in name])
 def test_equals_the_fused_form(q_len, variant):
-    module = with_parameters(nn.CoPE(WIDTH, 4, **VARIANTS[variant]))
+    module = with_parameters(nn.CoPE(WIDTH, 4, **COPE_VARIANTS[variant]))
     q, k, v = (x.requires_grad_() for x in heads_of(q_len, 7))
     assert_equals(by_hand(q, k, v, module), module.attend(q, k, v), (q, k, v, *module.parameters()))
 

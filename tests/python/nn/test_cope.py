@@ -7,7 +7,7 @@ import torch
 
 import contextual_reference
 import posenc
-from contextual_calls import GROUPS, HEADS, WIDTH, assert_equals, heads_of, nn, normal, with_parameters
+from contextual_calls import COPE_VARIANTS, GROUPS, WIDTH, assert_equals, heads_of, nn, normal, with_parameters
 from tolerances import assert_bits, assert_near
 
 PADS_LEFT = torch.tensor([[False, False, True, True, True, True, True], [True] * 7])
@@ -25,22 +25,14 @@ CALLS = {
     "packed": (7, 7, {"segment_ids": SEGMENTS}),
     "packed_cached": (3, 7, {"segment_ids": SEGMENTS, "key_mask": PADS_RIGHT}),
 }
-VARIANTS = {
-    "paper": {},
-    "per_head": {"num_heads": HEADS},
-    "scaled": {"scale_position_logits": True},
-    "from_values": {"gate": "value"},
-    "from_keys": {"gate": "key", "num_heads": HEADS},
-    "bias": {"num_heads": HEADS, "gate_bias": -1.0, "scale_position_logits": True},
-}
 
 
 @pytest.mark.parametrize("which", CALLS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", COPE_VARIANTS)
 @pytest.mark.parametrize("max_positions", [3, 12], ids=["saturating", "never_saturating"])
 def test_equals_the_paper(which, variant, max_positions):
     q_len, k_len, call = CALLS[which]
-    options = VARIANTS[variant]
+    options = COPE_VARIANTS[variant]
     module = with_parameters(nn.CoPE(WIDTH, max_positions, **options))
     inputs = [x.requires_grad_() for x in heads_of(q_len, k_len)]
     q, k, v = inputs
@@ -140,7 +132,7 @@ class TestEdges:
         module, inputs = with_parameters(nn.CoPE(WIDTH, 1)), heads_of(6, 6)
         assert_near(module.attend(*inputs), self.plain(*inputs))
 
-    @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+    @pytest.mark.parametrize("options", COPE_VARIANTS.values(), ids=COPE_VARIANTS)
     def test_new_module_is_plain_attention(self, options):
         module, (q, k, v) = nn.CoPE(WIDTH, 4, **options).double(), heads_of(6, 6)
         call = {"gate_key": k + 1} if module.needs_gate_key else {}

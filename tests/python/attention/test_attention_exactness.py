@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import posenc
-from test_attention_visibility import call, every_op
+from attention_calls import call, every_op
 
 pytestmark = pytest.mark.kernels
 

@@ -4,11 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "python" / "run.py"
+from processes import ROOT
+
+PROGRAM = ROOT / "benchmarks" / "python" / "run.py"
 
 
 def run(*arguments):

@@ -16,6 +16,14 @@ BUILD = {
     "self_extend": lambda package=nn: package.SelfExtend(WIDTH, group=3, window=4),
     "cope": lambda package=nn: package.CoPE(WIDTH, 4, num_heads=HEADS, gate_bias=0.3),
 }
+COPE_VARIANTS = {
+    "paper": {},
+    "per_head": {"num_heads": HEADS},
+    "scaled": {"scale_position_logits": True},
+    "from_values": {"gate": "value"},
+    "from_keys": {"gate": "key", "num_heads": HEADS},
+    "bias": {"num_heads": HEADS, "gate_bias": -1.0, "scale_position_logits": True},
+}
 
 
 def normal(*shape, dtype=torch.float64) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import posenc
-from test_additive import BUILD, operands
+from additive_calls import BUILD, operands
 from tolerances import assert_bits
 
 both = pytest.mark.parametrize("library", [posenc.nn, posenc.nn.cpp], ids=["python", "cpp"])

@@ -1,13 +1,13 @@
 """The formulas that the benchmarks compare with are those of the papers."""
 
-from pathlib import Path
-
 import pytest
+
+from processes import ROOT
 
 
 @pytest.fixture
 def modules(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "python"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "python"))
 
 
 @pytest.mark.parametrize("scores_of_a_block", [1, 1 << 20])

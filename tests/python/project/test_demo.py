@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import posenc
+from processes import ROOT
 
-ROOT = Path(__file__).parents[2]
 PYTHON_PROGRAM = ROOT / "examples/python/train_lm.py"
 BUILD = Path(os.environ.get("POSENC_BUILD_DIR", ROOT / f"build/torch-{torch.__version__.partition('+')[0]}"))
 CPP_PROGRAM = BUILD / "examples/cpp/train_lm"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import posenc
+from additive_calls import BUILD, build, operands
 from posenc.nn import ALiBi, Kerple, Sandwich, T5RelativeBias
-from test_additive import BUILD, build, operands
 from tolerances import assert_bits
 
 
