@@ -155,7 +155,7 @@ def test_gate_keys_are_cached_for_gates_by_key_alone():
     [posenc.scaling.DynamicNTK(2.0, 16), posenc.scaling.LongRoPE([1.0] * 4, [2.0] * 4, 16)],
     ids=["ntk", "long"],
 )
-def test_B23_scalings_by_length_need_one_length_beside_a_cache(namespace, scaling):
+def test_scalings_by_length_need_one_length_beside_a_cache(namespace, scaling):
     x = torch.randn(BATCH, 1, EMBED_DIM)
     options = {"num_kv_heads": KV_HEADS}
     block = namespace.Attention(EMBED_DIM, HEADS, encodings=[namespace.Rotary(HEAD_DIM, scaling=scaling)], **options)

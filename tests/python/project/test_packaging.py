@@ -82,7 +82,7 @@ def test_libposenc_needs_no_python_and_the_extension_both(site):
     assert {"libposenc.so", "libtorch_python.so"} <= set(needed(extension))
 
 
-def test_B69_no_openmp_runtime_but_that_of_torch(site):
+def test_no_openmp_runtime_but_that_of_torch(site):
     [extension] = (site / "posenc").glob("_C.*.so")
     of_torch = needed(TORCH / "lib/libtorch_cpu.so")
     for library in (extension, site / "posenc/lib/libposenc.so"):
@@ -163,7 +163,7 @@ def test_cmake_dir_leads_a_project_to_the_package_and_its_torch(site, tmp_path, 
         run(tmp_path / "by_name")
 
 
-def test_B65_import_works_in_a_fresh_process_and_abi_is_that_of_torch():
+def test_import_works_in_a_fresh_process_and_abi_is_that_of_torch():
     assert "imported" in python("import posenc; print('imported')")
     from posenc import _build_info
 
@@ -183,7 +183,7 @@ def test_B65_import_works_in_a_fresh_process_and_abi_is_that_of_torch():
         ),
     ],
 )
-def test_B65_another_torch_is_refused_before_a_library_is_loaded(site, tmp_path, line, stamps):
+def test_another_torch_is_refused_before_a_library_is_loaded(site, tmp_path, line, stamps):
     shutil.copytree(site / "posenc", tmp_path / "posenc")
     built = tmp_path / "posenc/_build_info.py"
     built.write_text(re.sub(f"^{line.split()[0]} = .*$", line, built.read_text(), flags=re.MULTILINE))
@@ -201,7 +201,7 @@ except ImportError as error:
     assert loaded == "False"
 
 
-def test_B65_another_patch_version_is_accepted(site, tmp_path):
+def test_another_patch_version_is_accepted(site, tmp_path):
     shutil.copytree(site / "posenc", tmp_path / "posenc")
     built = tmp_path / "posenc/_build_info.py"
     other = ".".join([*torch.__version__.split(".")[:2], "99"])

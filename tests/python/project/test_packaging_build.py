@@ -18,7 +18,7 @@ def script(path, text):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_B67_isolated_install_stops_at_once_and_names_the_right_command(tmp_path):
+def test_isolated_install_stops_at_once_and_names_the_right_command(tmp_path):
     start = time.monotonic()
     output = run(
         *(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", tmp_path, ROOT),
@@ -33,7 +33,7 @@ def test_B67_isolated_install_stops_at_once_and_names_the_right_command(tmp_path
 @pytest.mark.parametrize(
     "hook", ["build_wheel", "build_editable", "prepare_metadata_for_build_wheel", "get_requires_for_build_wheel"]
 )
-def test_B67_a_python_without_torch_is_told_so(hook, tmp_path):
+def test_a_python_without_torch_is_told_so(hook, tmp_path):
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import build_backend; build_backend.{hook}(None)"
     output = run(sys.executable, "-S", "-c", code, cwd=tmp_path, expect_failure=True)
     assert RIGHT_COMMAND in output
@@ -60,32 +60,32 @@ def fake_cmake(tmp_path):
     return build
 
 
-def test_B67_max_jobs_limits_the_compilers(fake_cmake):
+def test_max_jobs_limits_the_compilers(fake_cmake):
     _, asked = fake_cmake(MAX_JOBS=3)
     assert "--parallel 3" in asked
 
 
-def test_B67_without_max_jobs_cores_and_memory_decide(fake_cmake):
+def test_without_max_jobs_cores_and_memory_decide(fake_cmake):
     _, asked = fake_cmake(MAX_JOBS=None, CMAKE_BUILD_PARALLEL_LEVEL=None)
     jobs = int(asked.split("--parallel ")[1].split()[0])
     assert 1 <= jobs <= os.cpu_count()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
-def test_B67_impossible_max_jobs_are_refused(fake_cmake, value):
+def test_impossible_max_jobs_are_refused(fake_cmake, value):
     output, asked = fake_cmake(expect_failure=True, MAX_JOBS=value)
     assert f"MAX_JOBS must be a positive whole number, but is '{value}'" in output
     assert "--build" not in asked
 
 
-def test_B67_force_cuda_is_answered(fake_cmake):
+def test_force_cuda_is_answered(fake_cmake):
     output, _ = fake_cmake(FORCE_CUDA=1)
     assert "posenc has no CUDA kernels" in output
     output, _ = fake_cmake(FORCE_CUDA=0)
     assert "CUDA" not in output
 
 
-def test_B67_a_torch_that_is_a_cuda_build_needs_no_toolkit(tmp_path):
+def test_a_torch_that_is_a_cuda_build_needs_no_toolkit(tmp_path):
     """CMake reads torch's folder itself; torch's own package would look for a toolkit."""
     (tmp_path / "lib").mkdir()
     for name in ("libtorch_cpu.so", "libtorch_cuda.so"):

@@ -1,4 +1,4 @@
-"""Faults that reviews of the attention kernels found, each with the right value."""
+"""Faults that the attention kernels once had, each with the right value."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Field reports about gradients: each test fails where the reported fault exists."""
+"""Faults of other rotary implementations' gradients: each test fails where the fault exists."""
 
 from typing import ClassVar
 
@@ -32,9 +32,9 @@ FUNCTIONAL = {
 every_op = pytest.mark.parametrize("op", FUNCTIONAL)
 
 
-class TestB05AutogradRegistration:
+class TestGradients:
     @every_op
-    def test_B05_outputs_carry_a_graph(self, op):
+    def test_outputs_carry_a_graph(self, op):
         x = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
         for y in FUNCTIONAL[op](x, x * 2):
             assert y.requires_grad
@@ -44,7 +44,7 @@ class TestB05AutogradRegistration:
             assert grad.any()
         assert gradcheck(FUNCTIONAL[op], (x, torch.randn_like(x).requires_grad_()))
 
-    def test_B05_tables_and_frequencies_get_theirs(self):
+    def test_tables_and_frequencies_carry_a_graph(self):
         f = INV_FREQ.clone().requires_grad_()
         for y in (*ops.rotary_tables(None, f, length=3), ops.rotary(torch.randn(1, 2, 3, 4), None, f)):
             assert y.grad_fn is not None
@@ -52,7 +52,7 @@ class TestB05AutogradRegistration:
             assert grad.isfinite().all()
             assert grad.any()
 
-    def test_B05_gradient_of_the_report(self):
+    def test_the_gradient_of_a_rotation_by_1_is_the_rotation_by_minus_1(self):
         x = torch.randn(1, 1, 1, 4, dtype=torch.float64, requires_grad=True)
         grad_out = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).view(1, 1, 1, 4)
         (grad,) = torch.autograd.grad(ops.rotary(x, torch.tensor([1]), INV_FREQ), x, grad_out)
@@ -60,9 +60,9 @@ class TestB05AutogradRegistration:
         torch.testing.assert_close(grad, expected, rtol=0, atol=1e-7)
 
 
-class TestB17HiddenMutation:
+class TestMutation:
     @every_op
-    def test_B17_inputs_keep_their_bits_and_version(self, op):
+    def test_inputs_keep_their_bits_and_version(self, op):
         x = torch.randn(1, 3, 2, 4, dtype=torch.float64, requires_grad=True)
         x0, version = x.detach().clone(), x._version
         z = (x * x).sum() + sum(y.sum() for y in FUNCTIONAL[op](x, x))
@@ -75,7 +75,7 @@ class TestB17HiddenMutation:
 
     @every_op
     @pytest.mark.parametrize("use_reentrant", [False, True])
-    def test_B17_checkpointing(self, op, use_reentrant):
+    def test_checkpointing_changes_no_gradient(self, op, use_reentrant):
         x = torch.randn(1, 3, 2, 4, dtype=torch.float64, requires_grad=True)
         x0 = x.detach().clone()
 
@@ -88,7 +88,7 @@ class TestB17HiddenMutation:
         assert_bits(x.detach(), x0)
 
     @pytest.mark.parametrize("op", ["rotary_qk_", "apply_rotary_qk_"])
-    def test_B17_in_place_is_declared(self, op):
+    def test_in_place_ops_raise_the_version(self, op):
         rest = (None, INV_FREQ) if op == "rotary_qk_" else tables(2)
         x, k, w = torch.randn(1, 3, 2, 4), torch.randn(1, 3, 2, 4), torch.randn(1, 3, 2, 4, requires_grad=True)
         version, z = x._version, (w * x).sum()
@@ -100,7 +100,7 @@ class TestB17HiddenMutation:
             getattr(ops, op)(w * 1, k, *rest)
 
 
-class TestB51RememberedModes:
+class TestCallsInModes:
     @staticmethod
     def gradients(module, x):
         x = x.detach().requires_grad_()
@@ -117,7 +117,7 @@ class TestB51RememberedModes:
 
     @pytest.mark.parametrize("learnable", [False, True])
     @pytest.mark.parametrize("mode", [*MODES, "compile"])
-    def test_B51_a_first_call_in_a_mode_leaves_no_trace(self, mode, learnable, fresh_compiler):
+    def test_a_first_call_in_a_mode_leaves_no_trace(self, mode, learnable, fresh_compiler):
         module, fresh, x = Rotary(8, learnable=learnable), Rotary(8, learnable=learnable), torch.randn(2, 3, 5, 8)
         if mode == "compile":
             torch.compile(module, backend="aot_eager", fullgraph=True)(x)
@@ -129,7 +129,7 @@ class TestB51RememberedModes:
             for grad, e in zip(self.gradients(module, x), expected, strict=True):
                 assert_bits(grad, e)
 
-    def test_B51_built_under_inference_mode(self):
+    def test_a_module_built_under_inference_mode_can_be_trained_with(self):
         with torch.inference_mode():
             module = Rotary(8)
             module(torch.randn(1, 2, 3, 8))
@@ -137,7 +137,7 @@ class TestB51RememberedModes:
         for grad, e in zip(self.gradients(module, x), self.gradients(Rotary(8), x), strict=True):
             assert_bits(grad, e)
 
-    def test_B51_learned_frequencies_are_read_on_every_step(self):
+    def test_learned_frequencies_are_read_on_every_step(self):
         module, x = Rotary(8, learnable=True), torch.randn(1, 2, 3, 8)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         outputs = []
@@ -152,14 +152,14 @@ class TestB51RememberedModes:
         assert not torch.equal(outputs[1], outputs[2])
 
 
-class TestB61DoubleBackward:
+class TestSecondDerivatives:
     @every_op
-    def test_B61_second_derivatives(self, op):
+    def test_second_derivatives_are_exact(self, op):
         q = torch.randn(1, 3, 1, 4, dtype=torch.float64, requires_grad=True)
         k = torch.randn(1, 3, 1, 4, dtype=torch.float64, requires_grad=True)
         assert gradgradcheck(lambda q, k: tuple(y * y for y in FUNCTIONAL[op](q, k)), (q, k))
 
-    def test_B61_second_derivatives_of_tables_and_frequencies(self):
+    def test_second_derivatives_of_tables_and_frequencies_are_exact(self):
         f = INV_FREQ.clone().requires_grad_()
         x = torch.randn(1, 3, 1, 4, dtype=torch.float64, requires_grad=True)
         positions = torch.tensor([3])
@@ -168,7 +168,7 @@ class TestB61DoubleBackward:
         cos, sin = (t.requires_grad_() for t in tables(1, dtype=torch.float64))
         assert gradgradcheck(ops.apply_rotary, (x, cos, sin))
 
-    def test_B61_numbers_of_the_report(self):
+    def test_the_second_derivative_of_a_rotation_by_1(self):
         """x -> grad_in for grad_out = [1, 0], then d(grad_in . [1, 0]) / d(grad_out)."""
         x = torch.randn(1, 1, 1, 2, dtype=torch.float64, requires_grad=True)
         grad_out = torch.tensor([1.0, 0.0], dtype=torch.float64).view(1, 1, 1, 2).requires_grad_()

@@ -1,4 +1,4 @@
-"""Faults met in the field, at the level of the attention block: positions by row (B13), devices (B53), masked rows (B57)."""
+"""Faults of other libraries' attention layers: positions by row, devices, masked rows."""
 
 import math
 
@@ -21,11 +21,11 @@ def embeddings(rows, length):
     return torch.randn(rows, length, EMBED_DIM)
 
 
-# B13: a row of a batch is encoded as it is alone.
+# A row of a batch is encoded as it is alone.
 
 
 @every_stack
-def test_B13_left_padded_rows_equal_their_prompts_alone(stack):
+def test_left_padded_rows_equal_their_prompts_alone(stack):
     block, x = stack.block(), embeddings(2, 5)
     places = torch.tensor([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
@@ -36,7 +36,7 @@ def test_B13_left_padded_rows_equal_their_prompts_alone(stack):
 
 
 @every_stack
-def test_B13_packed_sequences_equal_each_alone(stack):
+def test_packed_sequences_equal_each_alone(stack):
     block, x = stack.block(), embeddings(1, 8)
     places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
     segments = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
@@ -47,7 +47,7 @@ def test_B13_packed_sequences_equal_each_alone(stack):
 
 
 @every_stack
-def test_B13_positions_repeat_unsorted_and_broadcast(stack):
+def test_positions_may_repeat_in_any_order_and_broadcast(stack):
     block, x = stack.block(), embeddings(2, 5)
     places = torch.tensor([[7, 2, 2, 0, 5]])
     y = block(x, positions=stack.positions(places))
@@ -72,18 +72,18 @@ RELATIVE = [stack for stack in STACKS if stack.name not in ABSOLUTE]
 
 
 @pytest.mark.parametrize("stack", RELATIVE, ids=str)
-def test_B13_shifting_all_positions_changes_no_relative_scheme(stack):
+def test_shifting_all_positions_changes_no_relative_scheme(stack):
     block, x = stack.block().double(), embeddings(2, 6).double()
     places = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 2, 4, 4, 6]])
     y, shifted = (block(x, positions=stack.positions(places) + shift) for shift in (0, 50))
     torch.testing.assert_close(shifted, y, rtol=1e-5, atol=1e-5)
 
 
-# B53: nothing depends on a default device, and mixed devices raise.
+# Nothing depends on a default device, and mixed devices raise.
 
 
 @every_stack
-def test_B53_built_and_called_under_another_default_device(stack):
+def test_the_default_device_is_not_used_after_construction(stack):
     x = embeddings(2, 6)
     with torch.no_grad():
         expected = stack.block()(x, positions=counted(stack, 6))
@@ -109,7 +109,7 @@ MISPLACED = {
 
 @pytest.mark.parametrize("name", ["rotary", "alibi", "rerope", "cope", "learned_absolute"])
 @pytest.mark.parametrize("argument", MISPLACED)
-def test_B53_arguments_on_another_device_raise(name, argument):
+def test_arguments_on_another_device_raise(name, argument):
     if (name, argument) == ("cope", "positions"):
         name = "rotary_cope"  # CoPE alone counts for itself
     block = BY_NAME[name].block()
@@ -117,18 +117,18 @@ def test_B53_arguments_on_another_device_raise(name, argument):
         block(embeddings(2, 6), **{argument: MISPLACED[argument].to("meta")})
 
 
-def test_B53_a_cache_on_another_device_raises():
+def test_a_cache_on_another_device_raises():
     block = BY_NAME["rotary"].block()
     cache = posenc.nn.KVCache(2, KV_HEADS, 6, HEAD_DIM, device="meta")
     with torch.no_grad(), pytest.raises(ValueError, match="on the cache's device meta, but got cpu"):
         block(embeddings(2, 6), cache=cache)
 
 
-# B57: a query that sees nothing gives zeros, and what is masked reaches nobody.
+# A query that sees nothing gives zeros, and what is masked reaches nobody.
 
 
 @every_stack
-def test_B57_a_row_without_keys_gives_zeros_and_finite_gradients(stack):
+def test_a_row_without_keys_gives_zeros_and_finite_gradients(stack):
     block, x = stack.block(), embeddings(2, 3).requires_grad_()
     mask = torch.tensor([[True, True, True], [False, False, False]])
     y = block(x, positions=counted(stack, 3, rows=2), key_mask=mask)
@@ -141,7 +141,7 @@ def test_B57_a_row_without_keys_gives_zeros_and_finite_gradients(stack):
 
 @every_stack
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_B57_poison_in_a_masked_token_stays_there(stack, poison):
+def test_poison_in_a_masked_token_stays_there(stack, poison):
     block, clean = stack.block(), embeddings(2, 6)
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, 2] = False
@@ -153,7 +153,7 @@ def test_B57_poison_in_a_masked_token_stays_there(stack, poison):
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=str)
-def test_B57_hidden_keys_get_no_gradient(stack):
+def test_hidden_keys_get_no_gradient(stack):
     """Not even through the sums of gates or tables of an encoding."""
     block, x = stack.block(), embeddings(2, 6).requires_grad_()
     mask = torch.ones(2, 6, dtype=torch.bool)
@@ -165,7 +165,7 @@ def test_B57_hidden_keys_get_no_gradient(stack):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_B57_queries_before_all_keys_see_nothing(causal):
+def test_queries_before_all_keys_see_nothing(causal):
     """Positions may put every key behind a query."""
     block = BY_NAME["nope"].block(is_causal=causal)
     x = embeddings(2, 4)

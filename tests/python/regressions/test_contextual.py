@@ -1,4 +1,4 @@
-"""Field reports about contextual encodings: the reported numbers, for both forms of CoPE."""
+"""Faults of other implementations of CoPE: the right numbers, for both of its forms."""
 
 import math
 
@@ -20,8 +20,8 @@ FORMS = {"attend": lambda module, q, k, v: module.attend(q, k, v), "module": mod
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
-class TestB07CoPECausality:
-    def test_B07_every_row_counts_from_its_own_query(self):
+class TestCoPECausality:
+    def test_every_row_counts_from_its_own_query(self):
         """All scores 0, gates 1/2; entry p of the table is p. Counting from the last key would give 1.5 for row 0."""
         module = nn.CoPE(1, 8)
         with torch.no_grad():
@@ -34,7 +34,7 @@ class TestB07CoPECausality:
             assert p[2].tolist() == [1.5, 1.0, 0.5]
 
     @every_form
-    def test_B07_a_later_key_changes_nothing_before_it(self, form):
+    def test_a_later_key_changes_nothing_before_it(self, form):
         torch.manual_seed(7)
         module = nn.CoPE(4, 8)
         with torch.no_grad():
@@ -57,7 +57,7 @@ class TestB07CoPECausality:
 
     @every_form
     @pytest.mark.parametrize("row", range(1, 5))
-    def test_B07_gradients_of_later_keys_are_exactly_0(self, form, row):
+    def test_gradients_of_later_keys_are_exactly_0(self, form, row):
         module = nn.CoPE(4, 3)
         with torch.no_grad():
             module.pos_emb.normal_()

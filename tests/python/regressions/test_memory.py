@@ -1,4 +1,4 @@
-"""Field reports about memory, shapes, devices and modules: each test fails where the reported fault exists."""
+"""Faults of other rotary implementations: memory, shapes, devices and modules; each test fails where the fault exists."""
 
 import copy
 from typing import ClassVar
@@ -34,7 +34,7 @@ FUNCTIONAL = {
 every_op = pytest.mark.parametrize("op", FUNCTIONAL)
 
 
-class TestB03StridedInput:
+class TestStrides:
     @staticmethod
     def inputs(name):
         qkv = torch.randn(2, 5, 3, 4, 8)
@@ -49,7 +49,7 @@ class TestB03StridedInput:
     @every_op
     @pytest.mark.parametrize("name", ["packed", "transposed", "last_stride_2"])
     @pytest.mark.parametrize("gradient", ["contiguous", "transposed", "expanded_heads", "one_number", "every_second"])
-    def test_B03_strides_change_no_bit(self, op, name, gradient):
+    def test_strides_change_no_bit(self, op, name, gradient):
         storage, q, k = self.inputs(name)
         before = storage.clone()
         k = k if k.shape == q.shape else torch.randn(q.shape)
@@ -66,7 +66,7 @@ class TestB03StridedInput:
         assert_bits(storage, before)
 
     @pytest.mark.parametrize("op", ["rotary_qk_", "apply_rotary_qk_"])
-    def test_B03_in_place_writes_only_what_was_passed(self, op):
+    def test_in_place_writes_only_what_was_passed(self, op):
         qkv, q, k = self.inputs("packed")
         v = qkv[:, :, 2].clone()
         expected = ops.rotary_qk(q, k, None, INV_FREQ)
@@ -77,8 +77,8 @@ class TestB03StridedInput:
         assert_bits(qkv[:, :, 2], v)
 
 
-class TestB11StaleCache:
-    def test_B11_every_call_equals_a_fresh_module(self):
+class TestRepeatedCalls:
+    def test_every_call_equals_a_fresh_module(self):
         module, x = Rotary(4), torch.tensor([1.0, 0, 0, 0]).view(1, 1, 1, 4)
         first = module(x, offset=0)
         shifted = module(x, offset=5)
@@ -90,7 +90,7 @@ class TestB11StaleCache:
                 x = torch.randn(1, 2, length, 4).to(dtype)
                 assert_bits(module(x), Rotary(4)(x))
 
-    def test_B11_length_dependent_scaling_remembers_nothing(self):
+    def test_length_dependent_scaling_remembers_nothing(self):
         scaling = posenc.scaling.DynamicNTK(2.0, 4)
         module = Rotary(4, scaling=scaling)
         for length in (3, 9, 3, 30, 5):
@@ -98,9 +98,9 @@ class TestB11StaleCache:
             assert_bits(module(x), Rotary(4, scaling=scaling)(x))
 
 
-class TestB19ShapeValidation:
+class TestShapes:
     @pytest.mark.parametrize("build", [Rotary, posenc.nn.cpp.Rotary], ids=["python", "cpp"])
-    def test_B19_constructors_refuse(self, build):
+    def test_constructors_refuse_widths_that_do_not_fit(self, build):
         for args, options in [
             ((65,), {"rotary_dim": 33}),
             ((4,), {"rotary_dim": 6}),
@@ -113,7 +113,7 @@ class TestB19ShapeValidation:
         with pytest.raises(ValueError, match="factor"):
             build(8, scaling=posenc.scaling.Linear(0.0))
 
-    def test_B19_raw_ops_refuse_wide_tables(self):
+    def test_raw_ops_refuse_wide_tables(self):
         x, wide = torch.randn(1, 2, 3, 33), torch.randn(3, 34)
         for call in (
             lambda: torch.ops.posenc.apply_rotary(x, wide, wide),
@@ -126,17 +126,17 @@ class TestB19ShapeValidation:
             with pytest.raises(ValueError, match=r"\[1, 2, 3, 33\]"):
                 call()
 
-    def test_B19_even_width_on_an_odd_head_is_legal(self):
+    def test_even_width_on_an_odd_head_is_legal(self):
         x = torch.randn(1, 2, 3, 5)
         y = Rotary(5, rotary_dim=4)(x)
         assert_near(y, reference.rotary(x, None, INV_FREQ))
         assert_bits(y[..., 4], x[..., 4])
 
 
-class TestB53Devices:
+class TestDevices:
     """The meta device stands for any other: what would be put on the wrong device here would be there too."""
 
-    def test_B53_the_module_follows_its_inputs(self):
+    def test_the_module_follows_its_inputs(self):
         module, x = Rotary(8, scaling=posenc.scaling.Yarn(4.0, 64)), torch.randn(1, 2, 3, 8)
         expected = module(x)
         assert module(x.to("meta")).device.type == "meta"
@@ -145,7 +145,7 @@ class TestB53Devices:
     @pytest.mark.parametrize(
         "scaling", [None, posenc.scaling.Yarn(4.0, 64), posenc.scaling.DynamicNTK(2.0, 4)], ids=str
     )
-    def test_B53_default_device_is_not_used(self, scaling):
+    def test_the_default_device_is_not_used(self, scaling):
         x = torch.randn(1, 2, 3, 8)
         with torch.device("meta"):
             module = Rotary(8, scaling=scaling)
@@ -153,7 +153,7 @@ class TestB53Devices:
         assert_bits(inside, Rotary(8, scaling=scaling)(x))
         assert_bits(module(x), inside)
 
-    def test_B53_mismatched_tensors_raise_one_clear_error(self):
+    def test_tensors_on_different_devices_are_refused_by_name(self):
         x, inv_freq = torch.randn(1, 2, 3, 4), INV_FREQ.to("meta")
         for call in (
             lambda: ops.rotary(x, None, inv_freq),
@@ -167,7 +167,7 @@ class TestB53Devices:
                 call()
 
 
-class TestB59Aliasing:
+class TestOutputMemory:
     INPUTS: ClassVar = {
         "all_positions_0": (torch.zeros(3, dtype=torch.int64), INV_FREQ),
         "no_rotated_columns": (torch.arange(3), INV_FREQ[:0]),
@@ -176,7 +176,7 @@ class TestB59Aliasing:
 
     @pytest.mark.parametrize("name", INPUTS)
     @pytest.mark.parametrize("same", [False, True], ids=["q_and_k", "same_tensor"])
-    def test_B59_outputs_own_their_memory(self, name, same):
+    def test_outputs_own_their_memory(self, name, same):
         positions, inv_freq = self.INPUTS[name]
         q = torch.randn(1, 2, 3, 4)
         k = q if same else torch.randn(1, 2, 3, 4)
@@ -195,7 +195,7 @@ class TestB59Aliasing:
             assert cos.untyped_storage().data_ptr() != sin.untyped_storage().data_ptr()
 
     @every_op
-    def test_B59_empty_inputs(self, op):
+    def test_empty_inputs_give_empty_outputs(self, op):
         x = torch.randn(1, 2, 0, 4, dtype=torch.float64)
         for y in FUNCTIONAL[op](x, x):
             assert y is not x
@@ -203,7 +203,7 @@ class TestB59Aliasing:
             assert y._base is None
 
 
-class TestB63ModuleSemantics:
+class TestModuleSemantics:
     OPTIONS: ClassVar = {
         "base": 500.0,
         "interleaved": True,
@@ -214,7 +214,7 @@ class TestB63ModuleSemantics:
     }
 
     @pytest.mark.parametrize("name", OPTIONS)
-    def test_B63_attribute_writes_take_effect_or_raise(self, name):
+    def test_attribute_writes_take_effect_or_raise(self, name):
         module, x = Rotary(8), torch.randn(1, 2, 3, 8)
         try:
             setattr(module, name, self.OPTIONS[name])
@@ -226,12 +226,12 @@ class TestB63ModuleSemantics:
         x = torch.randn(1, 2, 3, head_dim)
         assert_bits(module(x, offset=10000), Rotary(head_dim, **options)(x, offset=10000))
 
-    def test_B63_parameter_writes_reach_the_kernel(self):
+    def test_parameter_writes_reach_the_kernel(self):
         module, x = Rotary(8, learnable=True), torch.randn(1, 2, 3, 8)
         module.inv_freq = torch.nn.Parameter(torch.tensor([0.5, 0.25, 0.125, 0.0]))
         assert_near(module(x), reference.rotary(x, None, module.inv_freq.detach()))
 
-    def test_B63_parent_sees_everything_once(self):
+    def test_a_parent_module_sees_each_parameter_once(self):
         parent = torch.nn.ModuleDict({"a": Rotary(8, learnable=True), "b": Rotary(8)}).to(torch.float64)
         assert list(parent.state_dict()) == ["a.inv_freq"]
         assert [name for name, _ in parent.named_parameters()] == ["a.inv_freq"]
@@ -243,7 +243,7 @@ class TestB63ModuleSemantics:
         x = torch.randn(1, 2, 3, 8, dtype=torch.float64)
         assert_bits(twin["a"](x), x)
 
-    def test_B63_shared_module_in_two_places(self):
+    def test_a_module_in_two_places_is_counted_once(self):
         rope = Rotary(8, learnable=True)
         parent = torch.nn.ModuleList([rope, rope])
         assert len(list(parent.parameters())) == 1

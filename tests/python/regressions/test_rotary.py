@@ -1,4 +1,4 @@
-"""Faults found in the rotary ops and modules after their first tests, each as the kind that it belongs to."""
+"""Faults that the rotary ops and modules once had, each with all of its kind."""
 
 import math
 

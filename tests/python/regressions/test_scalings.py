@@ -1,4 +1,4 @@
-"""Field reports about scaled frequencies, in the modules that use them (the numbers: test_scaling_frequencies.py)."""
+"""Faults of other libraries' scaled frequencies, in the modules that use them (the formulas: scaling/)."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def unit_pairs(dim, length, dtype=torch.float32):
     return x
 
 
-class TestB23CachedKeys:
+class TestCachedKeys:
     """DynamicNTK(factor 2, original 16), d = 8: 16 tokens of prefill, then one more."""
 
     dynamic = scaling.DynamicNTK(2.0, 16)
@@ -29,7 +29,7 @@ class TestB23CachedKeys:
     }
 
     @pytest.mark.parametrize("name", builds)
-    def test_B23_a_fixed_length_keeps_cached_keys_consistent(self, name):
+    def test_a_fixed_length_keeps_cached_keys_consistent(self, name):
         module = self.builds[name](scaling=self.dynamic, seq_len=17)
         q, k = torch.randn(1, 2, 17, 8), torch.randn(1, 2, 17, 8)
         whole = module(q, k)
@@ -47,17 +47,17 @@ class TestB23CachedKeys:
             assert_bits(torch.cat([first, last], dim=2), e)
 
     @pytest.mark.parametrize("name", builds)
-    def test_B23_without_one_the_base_moves_with_the_length(self, name):
+    def test_without_a_fixed_length_the_base_moves_with_the_length(self, name):
         module, key = self.builds[name](scaling=self.dynamic), unit_pairs(8, 17)
         assert module(key)[0, 0, 15, 1].item() == pytest.approx(0.1281930, abs=5e-7)
         assert module(key[:, :, :16])[0, 0, 15, 1].item() == pytest.approx(0.0707372, abs=5e-7)
 
-    def test_B23_is_documented(self):
+    def test_the_docstring_says_that_keys_of_two_lengths_do_not_match(self):
         text = " ".join(nn.Rotary.__doc__.split())
         assert "Keys rotated under one length do not match queries rotated under another" in text
 
 
-class TestB25YarnMagnitude:
+class TestYarnMagnitude:
     @pytest.mark.parametrize("exact", [True, False])
     @pytest.mark.parametrize(
         ("arguments", "magnitude"),
@@ -70,7 +70,7 @@ class TestB25YarnMagnitude:
         ],
         ids=str,
     )
-    def test_B25_norms_grow_by_the_magnitude_once(self, arguments, magnitude, exact):
+    def test_norms_grow_by_the_magnitude_once(self, arguments, magnitude, exact):
         yarn = scaling.Yarn(original_max_positions=4096, **arguments)
         q = torch.randn(2, 3, 5, 64)
         for module in (
@@ -82,7 +82,7 @@ class TestB25YarnMagnitude:
             torch.testing.assert_close(ratio, torch.full_like(ratio, magnitude), rtol=1e-6, atol=0)
 
 
-class TestB27YarnRampEdges:
+class TestYarnRampEdges:
     @pytest.mark.parametrize(
         ("original", "factor", "expected"),
         [
@@ -92,7 +92,7 @@ class TestB27YarnRampEdges:
             (64, 1.0, [1, 1, 1, 1]),
         ],
     )
-    def test_B27_modules_turn_by_the_ramp(self, original, factor, expected):
+    def test_modules_turn_by_the_ramp(self, original, factor, expected):
         yarn = scaling.Yarn(factor, original, attention_factor=1.0)
         for module in (nn.Rotary(8, scaling=yarn), nn.MultimodalRotary(8, (1, 1, 2), scaling=yarn)):
             y = module(unit_pairs(8, 1, torch.float64), offset=1).flatten()
@@ -100,7 +100,7 @@ class TestB27YarnRampEdges:
             assert turned.tolist() == pytest.approx(expected, rel=1e-9)
 
 
-class TestB29LongRopeChoice:
+class TestLongRopeChoice:
     """d = 4, original length 8, short factors (1, 1), long ones (2, 4)."""
 
     kind = scaling.LongRoPE([1.0, 1.0], [2.0, 4.0], 8, factor=4.0, attention_factor=1.0)
@@ -121,7 +121,7 @@ class TestB29LongRopeChoice:
         return torch.atan2(y[2:], y[:2]).tolist()
 
     @pytest.mark.parametrize("name", builds)
-    def test_B29_the_list_follows_the_length_of_the_call(self, name):
+    def test_the_list_of_long_rope_follows_the_length_of_the_call(self, name):
         build, axes = self.builds[name]
         module = build(scaling=self.kind)
         in_range, beyond = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 7]]), torch.tensor([[0, 1, 2, 3], [8, 9, 10, 11]])
@@ -139,7 +139,7 @@ class TestB29LongRopeChoice:
         assert self.turned_at_1(fixed, {}, axes) == pytest.approx(self.long, rel=1e-9)
 
     @pytest.mark.parametrize("name", builds)
-    def test_B29_lists_of_wrong_length_raise_at_construction(self, name):
+    def test_lists_of_wrong_length_raise_at_construction(self, name):
         with pytest.raises(ValueError, match="2 numbers for dim 4, but got 3"):
             self.builds[name][0](scaling=scaling.LongRoPE([1.0] * 3, [2.0] * 3, 8))
 

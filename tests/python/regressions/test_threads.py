@@ -1,4 +1,4 @@
-"""Field reports about threads, fork and OpenMP."""
+"""Faults of other extensions with threads, fork and OpenMP."""
 
 import subprocess
 import sys
@@ -18,8 +18,8 @@ ops = posenc.ops
 Rotary = posenc.nn.Rotary
 
 
-class TestB69Threads:
-    def test_B69_any_number_of_threads_gives_the_same_bits(self):
+class TestThreads:
+    def test_any_number_of_threads_gives_the_same_bits(self):
         q = torch.randn(2**20 // 64 // 8, 8, 64).unsqueeze(0).transpose(1, 2)
         expected = ops.rotary_qk(q, q[:, :2], None, reference.inverse_frequencies(64))
         for threads in (2, 4):
@@ -27,7 +27,7 @@ class TestB69Threads:
             for y, e in zip(ops.rotary_qk(q, q[:, :2], None, reference.inverse_frequencies(64)), expected, strict=True):
                 assert_bits(y, e)
 
-    def test_B69_four_python_threads_at_once(self):
+    def test_four_python_threads_at_once_give_the_same_bits(self):
         inputs = [torch.randn(1, 8, 2048, 64) for _ in range(4)]
         module = Rotary(64)
         expected, results = [module(x) for x in inputs], [None] * 4
@@ -44,7 +44,7 @@ class TestB69Threads:
         for result, e in zip(results, expected, strict=True):
             assert_bits(result, e)
 
-    def test_B69_a_forked_worker_finishes(self):
+    def test_a_forked_worker_finishes(self):
         program = """
             import torch, posenc
 
@@ -69,7 +69,7 @@ class TestB69Threads:
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == "finished"
 
-    def test_B69_one_openmp_runtime_in_the_process(self):
+    def test_one_openmp_runtime_in_the_process(self):
         ops.rotary(torch.randn(1, 16, 1024, 64), None, reference.inverse_frequencies(64))
         mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
         runtimes = {
@@ -78,7 +78,7 @@ class TestB69Threads:
         assert len(runtimes) == 1, runtimes
 
     @pytest.mark.parametrize("entry", ["op", "module", "cpp_twin"])
-    def test_B69_the_interpreter_runs_during_the_kernel(self, entry):
+    def test_the_interpreter_runs_during_the_kernel(self, entry):
         x = torch.randn(1, 32, 4096, 128)
         module, twin = Rotary(128), posenc.nn.cpp.Rotary(128)
         call = {

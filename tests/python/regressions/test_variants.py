@@ -1,4 +1,4 @@
-"""Field reports about the rotary modules: the reported numbers, for every module of the family."""
+"""Faults of other rotary modules: the right numbers, for every module of the family."""
 
 import math
 from collections.abc import Callable
@@ -79,13 +79,13 @@ def unit_pairs(dim, length, dtype=torch.float32):
     return x
 
 
-class TestB09Layout:
+class TestLayout:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4)
     half = torch.tensor([-1.9841106, 1.9599007, 2.4623779, 4.0197997])
     interleaved = torch.tensor([-1.1426398, 1.9220756, 2.9598507, 4.0297995])
 
     @every_form
-    def test_B09_the_layout_is_an_explicit_argument(self, name):
+    def test_the_layout_is_an_explicit_argument(self, name):
         form = FORMS[name]
         positions = form.place(torch.tensor([1]))
         for interleaved, expected in ((False, self.half), (True, self.interleaved)):
@@ -93,7 +93,7 @@ class TestB09Layout:
             torch.testing.assert_close(y.detach().flatten(), expected, rtol=0, atol=1e-6)
 
     @every_form
-    def test_B09_permuted_columns_turn_one_layout_into_the_other(self, name):
+    def test_permuted_columns_turn_one_layout_into_the_other(self, name):
         form = FORMS[name]
         positions = form.place(torch.tensor([3, 1, 4, 1, 5]))
         x = torch.randn(2, 1, 5, 12)
@@ -102,10 +102,10 @@ class TestB09Layout:
         assert_bits(y, form.build(12, interleaved=True)(x, positions=positions)[..., columns])
 
 
-class TestB21PositionAxis:
+class TestPositionAxis:
     @every_form
     @pytest.mark.parametrize("shape", [(2, 1, 5, 4), (1, 1, 5, 4), (3, 1, 3, 4), (5, 1, 5, 4)], ids=str)
-    def test_B21_equal_rows_turn_alike(self, name, shape):
+    def test_equal_rows_turn_alike(self, name, shape):
         form, (batch, _, length, width) = FORMS[name], shape
         module = form.build(width)
         stored = torch.randn(1, length, 1, width).expand(batch, length, 1, width).contiguous()
@@ -123,7 +123,7 @@ class TestB21PositionAxis:
 
     @pytest.mark.parametrize("name", [name for name in FORMS if name != "axial_heads"])
     @pytest.mark.parametrize("length", [2, 3, 5])
-    def test_B21_all_heads_of_a_token_turn_alike(self, name, length):
+    def test_all_heads_of_a_token_turn_alike(self, name, length):
         """As many heads as tokens, rows or axes."""
         form = FORMS[name]
         for heads in (2, 3, 5):
@@ -132,7 +132,7 @@ class TestB21PositionAxis:
             for head in range(heads):
                 assert_bits(y[:, head], y[:, 0])
 
-    def test_B21_the_first_dimension_of_multi_axis_positions_is_the_axis(self):
+    def test_the_first_dimension_of_multi_axis_positions_is_the_axis(self):
         """As many rows, tokens and axes: (A, T) and (A, B, T) leave nothing to guess."""
         q = torch.randn(3, 2, 3, 8)
         positions = torch.tensor([[1, 2, 3], [40, 50, 60], [700, 800, 900]])
@@ -147,14 +147,14 @@ class TestB21PositionAxis:
 
     @every_form
     @pytest.mark.parametrize("shape", [(5, 4), (1, 5, 4), (2, 3, 5, 1, 4)], ids=str)
-    def test_B21_other_numbers_of_dimensions_are_not_guessed(self, name, shape):
+    def test_other_numbers_of_dimensions_are_not_guessed(self, name, shape):
         with pytest.raises(ValueError, match=r"expected q of shape \(batch, heads, length, head_dim\)"):
             FORMS[name].build(4)(torch.randn(shape), positions=FORMS[name].place(torch.arange(shape[-2])))
 
 
-class TestB31MetaInit:
+class TestMaterialisedModules:
     @every_form
-    def test_B31_frequencies_are_no_memory_of_the_allocator(self, name):
+    def test_frequencies_are_no_memory_of_the_allocator(self, name):
         with torch.device("meta"):
             module = FORMS[name].build(8)
         dirty = [torch.full((64,), math.nan) for _ in range(32)]
@@ -164,10 +164,10 @@ class TestB31MetaInit:
         assert torch.atan2(y[4:], y[:4]).tolist() == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-5)
 
 
-class TestB33DtypeContract:
+class TestDtypes:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @every_form
-    def test_B33_output_dtype_is_the_input_dtype(self, name, dtype):
+    def test_output_dtype_is_the_input_dtype(self, name, dtype):
         form = FORMS[name]
         module, positions = form.build(8), form.place(torch.tensor([5, 0, 2]))
         q, k = torch.randn(2, 1, 3, 8).to(dtype), torch.randn(2, 1, 3, 8).to(dtype)
@@ -193,7 +193,7 @@ FAR_FORMS = {
 }
 
 
-class TestB35Autocast:
+class TestAutocast:
     """Positions beyond 65536, where bfloat16 steps are 512 wide."""
 
     cos = torch.tensor([-0.7218348, -0.9723620, -0.3289041])
@@ -207,7 +207,7 @@ class TestB35Autocast:
     @pytest.mark.parametrize("name", FAR_FORMS)
     @pytest.mark.parametrize("path", ["fused", "grad", "func"])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-    def test_B35_angles_are_the_same_inside_and_outside_autocast(self, name, path, dtype):
+    def test_angles_are_the_same_inside_and_outside_autocast(self, name, path, dtype):
         build, positions = FAR_FORMS[name]
         module = build()
         x = unit_pairs(2, 3).requires_grad_(path == "grad")
@@ -225,7 +225,7 @@ class TestB35Autocast:
             grad = torch.autograd.grad(runs[1].sum(), x)[0][0, 0]
             torch.testing.assert_close(grad[:, 0], self.cos + self.sin, rtol=0, atol=2e-5)
 
-    def test_B35_image_tokens_beyond_a_long_text_differ(self):
+    def test_autocast_keeps_image_tokens_after_a_long_text_apart(self):
         module = nn.MultimodalRotary(8, (1, 1, 2))
         positions = posenc.positions.multimodal_positions([("image", (1, 2, 3))]) + 70000
         x = torch.ones(1, 1, 6, 8, dtype=torch.bfloat16)
@@ -234,29 +234,29 @@ class TestB35Autocast:
         assert len({tuple(row.tolist()) for row in y}) == 6
 
 
-class TestB37LargePositions:
+class TestLargePositions:
     positions = torch.tensor([16000, 48039, 131071, 1000000, 16777217])
     cosines = torch.tensor([-0.9913814, -0.6163210, -0.8179835, 0.9367521, 0.9943840], dtype=torch.float64)
 
     @every_form
-    def test_B37_pair_0(self, name):
+    def test_the_first_pair_is_exact_at_large_positions(self, name):
         form = FORMS[name]
         y = form.build(128)(unit_pairs(128, 5), positions=form.place(self.positions)).detach()
         torch.testing.assert_close(y[0, 0, :, 0].double(), self.cosines, rtol=0, atol=1e-6)
 
     @every_fixed_form
-    def test_B37_pair_1(self, name):
+    def test_the_second_pair_is_exact_at_large_positions(self, name):
         form = FORMS[name]
         y = form.build(128)(unit_pairs(128, 1), positions=form.place(torch.tensor([131071])))
         assert y[0, 0, 0, 1].item() == pytest.approx(-0.9782709, abs=1e-6)
 
-    def test_B37_pair_1_with_float32_angles(self):
+    def test_the_second_pair_with_float32_angles(self):
         for module in (nn.Rotary(128, exact=False), nn.MultimodalRotary(128, (16, 24, 24), exact=False)):
             y = module(unit_pairs(128, 1), offset=131071)
             assert y[0, 0, 0, 1].item() == pytest.approx(-0.9777133, abs=1e-6)
 
     @pytest.mark.parametrize("axis", [0, 1, 2])
-    def test_B37_on_each_axis(self, axis):
+    def test_every_axis_is_exact_at_large_positions(self, axis):
         positions = torch.zeros(3, 5, dtype=torch.int64)
         positions[axis] = self.positions
         for module in (
@@ -266,7 +266,7 @@ class TestB37LargePositions:
             y = module(unit_pairs(12, 5), positions=positions).detach()
             torch.testing.assert_close(y[0, 0, :, 2 * axis].double(), self.cosines, rtol=0, atol=1e-6)
 
-    def test_B37_xpos_near_its_centre(self):
+    def test_xpos_is_exact_at_large_positions_near_its_centre(self):
         position = 1000000
         module = nn.XPos(128, interleaved=False, centre=position)
         q, k = module(unit_pairs(128, 1), unit_pairs(128, 1), torch.tensor([position]))
@@ -274,10 +274,10 @@ class TestB37LargePositions:
         assert k[0, 0, 0, 0].item() == pytest.approx(0.9367521, abs=1e-6)
 
 
-class TestB55MultimodalGeometry:
+class TestMultimodalGeometry:
     axes = [0, 1, 2, 2]
 
-    def test_B55_angles_of_one_token(self):
+    def test_each_section_turns_by_its_own_axis(self):
         y = nn.MultimodalRotary(8, (1, 1, 2))(
             unit_pairs(8, 1, torch.float64), positions=torch.tensor([[1], [2], [3]])
         ).flatten()
@@ -289,7 +289,7 @@ class TestB55MultimodalGeometry:
 
     @pytest.mark.parametrize("in_place", [False, True])
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_B55_nothing_around_the_tensors_is_written(self, dtype, in_place):
+    def test_nothing_around_the_tensors_is_written(self, dtype, in_place):
         """positions (3, 5), q of 4 heads, k of 1, each between rows of canaries."""
         positions = torch.tensor([[0, 1, 2, 2, 4], [0, 1, 2, 3, 4], [0, 1, 3, 2, 4]])
         kept_positions = positions.clone()
@@ -316,7 +316,7 @@ class TestB55MultimodalGeometry:
             assert (buffer == 7).all()
 
     @pytest.mark.parametrize("row", [0, 1, 2])
-    def test_B55_every_row_of_positions_is_read(self, row):
+    def test_every_row_of_positions_is_read(self, row):
         positions = torch.zeros(3, 5, dtype=torch.int64)
         positions[row] = torch.arange(5)
         y = nn.MultimodalRotary(8, (1, 1, 2))(unit_pairs(8, 5), positions=positions)[0, 0]
@@ -328,7 +328,7 @@ class TestB55MultimodalGeometry:
                 assert y[:, 4 + pair].tolist() == [0] * 5
 
     @pytest.mark.parametrize("interleaved_sections", [False, True])
-    def test_B55_text_is_plain_rope(self, interleaved_sections):
+    def test_text_is_plain_rope(self, interleaved_sections):
         q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 1, 5, 8)
         text = torch.arange(3, 8)
         module = nn.MultimodalRotary(8, (2, 1, 1), interleaved_sections=interleaved_sections)
@@ -336,11 +336,11 @@ class TestB55MultimodalGeometry:
             assert_bits(y, e)
 
     @pytest.mark.parametrize("sections", [(1, 1, 1), (1, 1, 3), (2, 2, 4), (16, 24, 24)], ids=str)
-    def test_B55_sections_that_do_not_add_up_raise(self, sections):
+    def test_sections_that_do_not_add_up_raise(self, sections):
         with pytest.raises(ValueError, match="add up"):
             nn.MultimodalRotary(8, sections)
 
-    def test_B55_a_head_of_64_over_3_axes(self):
+    def test_a_head_of_64_takes_3_axes_of_unequal_sections_only(self):
         with pytest.raises(ValueError, match="multiple of 2"):
             nn.AxialRotary(64, num_axes=3)
         with pytest.raises(ValueError, match="add up"):

@@ -67,7 +67,7 @@ class TinyAttention(torch.nn.Module):
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(8, None), (10, 6)])
 @pytest.mark.parametrize("to", ["half", "interleaved"])
-def test_B09_an_attention_in_the_other_layout_gives_the_same(to, head_dim, rotary_dim):
+def test_an_attention_in_the_other_layout_gives_the_same(to, head_dim, rotary_dim):
     source = TinyAttention(head_dim, to == "half", rotary_dim).double()
     target = TinyAttention(head_dim, to == "interleaved", rotary_dim).double()
     weights = source.state_dict()

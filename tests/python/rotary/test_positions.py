@@ -25,7 +25,7 @@ def count_row(row: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS])
-def test_B13_left_and_right_padding(dtype):
+def test_positions_count_from_the_first_unmasked_token(dtype):
     rows = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
     found = positions_from_mask(torch.tensor(rows, dtype=dtype))
     assert found.dtype == torch.int64
@@ -146,7 +146,7 @@ def test_multimodal_positions_equal_counting(spans):
     assert found.tolist() == count_spans(spans)
 
 
-def test_B55_text_resumes_above_the_largest_side_of_an_image():
+def test_text_resumes_above_the_largest_side_of_an_image():
     found = multimodal_positions([("text", 4), ("image", (1, 2, 3)), ("text", 2)])
     assert found.tolist() == [
         [0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 7, 8],

@@ -121,7 +121,7 @@ def test_dynamic_ntk_has_no_effect_up_to_the_original_length():
         assert thetas(8, 10000.0, value, seq_len) == thetas(8, 10000.0, None)
 
 
-def test_B23_dynamic_ntk_turns_a_key_differently_one_token_later():
+def test_dynamic_ntk_turns_a_key_differently_one_token_later():
     value = scaling.DynamicNTK(2, 16)
     after, before = (thetas(8, 10000.0, value, length)[1] for length in (17, 16))
     assert after == pytest.approx(0.0961500, abs=5e-8)
@@ -144,7 +144,7 @@ def test_B23_dynamic_ntk_turns_a_key_differently_one_token_later():
         ({"factor": 0.5}, 1.0, 1.0),
     ],
 )
-def test_B25_yarn_magnitude_and_softmax_scale(arguments, magnitude, softmax_scale):
+def test_yarn_magnitude_and_softmax_scale(arguments, magnitude, softmax_scale):
     value = scaling.Yarn(original_max_positions=4096, **arguments)
     for exact in (True, False):
         assert frequencies(64, scaling=value, exact=exact)[1] == pytest.approx(magnitude, abs=5e-7)
@@ -178,13 +178,13 @@ def test_yarn_tutorial_magnitude_is_an_attention_factor():
         (163840, 1, [1, 1, 1, 1]),
     ],
 )
-def test_B27_yarn_ramp_edges(original, factor, expected):
+def test_yarn_ramp_edges(original, factor, expected):
     assert multipliers(8, 10000.0, scaling.Yarn(factor, original)) == pytest.approx(expected, rel=1e-13)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("original", [1, 2, 6, 7, 10**6, 10**9, 10**12, 10**15])
-def test_B27_tiny_and_huge_original_lengths_stay_finite(original, exact):
+def test_tiny_and_huge_original_lengths_stay_finite(original, exact):
     for dim in (2, 4, 8, 128):
         for ramp in ("dims", "turns"):
             for truncate in (True, False):
@@ -248,7 +248,7 @@ def test_yarn_with_one_boundary_is_a_step():
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_B29_long_rope_looks_at_the_length_and_not_at_the_configured_maximum(exact):
+def test_long_rope_looks_at_the_length_and_not_at_the_configured_maximum(exact):
     value = scaling.LongRoPE([1, 1], [2, 4], 8, factor=4)
     for seq_len in (None, 0, 4, 8):
         assert frequencies(4, 10000.0, value, seq_len, exact)[0].tolist() == pytest.approx([1, 0.01], rel=1e-7)
@@ -256,13 +256,13 @@ def test_B29_long_rope_looks_at_the_length_and_not_at_the_configured_maximum(exa
         assert frequencies(4, 10000.0, value, seq_len, exact)[0].tolist() == pytest.approx([0.5, 0.0025], rel=1e-7)
 
 
-def test_B29_a_batch_takes_the_list_of_its_longest_row():
+def test_a_batch_takes_the_list_of_its_longest_row():
     positions = torch.tensor([[0, 1, 2, 3], [8, 9, 10, 11]])
     value = scaling.LongRoPE([1, 1], [2, 4], 8)
     assert thetas(4, 10000.0, value, int(positions.max()) + 1) == pytest.approx([0.5, 0.0025], rel=1e-12)
 
 
-def test_B29_lists_of_wrong_length_are_refused():
+def test_lists_of_wrong_length_are_refused():
     with pytest.raises(ValueError, match="one number per pair each, but got 2 and 3"):
         scaling.LongRoPE([1, 1], [2, 4, 8], 8)
     with pytest.raises(ValueError, match=r"dim / 2 = 2 numbers for dim 4, but got 3"):
@@ -280,7 +280,7 @@ def test_B29_lists_of_wrong_length_are_refused():
         ({"factor": 32, "original_max_positions": 4096, "attention_factor": 1.24}, 1.24),
     ],
 )
-def test_B29_long_rope_magnitude_and_its_override(arguments, magnitude):
+def test_long_rope_magnitude_and_its_override(arguments, magnitude):
     value = scaling.LongRoPE([1.0], [2.0], **arguments)
     assert frequencies(2, scaling=value)[1] == pytest.approx(magnitude, abs=5e-7)
 

@@ -68,7 +68,7 @@ MODES = [
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
 @pytest.mark.parametrize(("cls", "arguments", "formula"), CASES, ids=IDS)
-def test_B31_frequencies_are_plain_numbers_in_every_mode(cls, arguments, formula, mode, exact):
+def test_frequencies_are_plain_numbers_in_every_mode(cls, arguments, formula, mode, exact):
     value = cls(**arguments)
     expected = scaling.frequencies(64, 10000.0, value, 5000, exact)[0]
     found = mode(lambda: scaling.frequencies(64, 10000.0, value, 5000, exact)[0])
@@ -79,7 +79,7 @@ def test_B31_frequencies_are_plain_numbers_in_every_mode(cls, arguments, formula
     assert_bits(found, expected)
 
 
-def test_B51_frequencies_made_in_inference_mode_can_be_trained_with():
+def test_frequencies_made_in_inference_mode_can_be_trained_with():
     with torch.inference_mode():
         inv_freq, _ = scaling.frequencies(8, exact=False)
     x = torch.ones(4, requires_grad=True)
