@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import posenc
-
-OPS = ("attention", "relative_attention", "cope_attention", "piecewise_attention")
+from attention_calls import OPS
 
 
 def call(op, **changes):

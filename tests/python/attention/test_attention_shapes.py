@@ -12,12 +12,11 @@ import torch
 import attention_op_reference
 import layouts
 import posenc
+from attention_calls import OPS, every_op
 from tolerances import assert_bits
 
 pytestmark = pytest.mark.kernels
 
-OPS = ("attention", "relative_attention", "cope_attention", "piecewise_attention")
-every_op = pytest.mark.parametrize("op", OPS)
 # Relative to the largest value of a tensor; 16-bit gradients see out rounded to 16 bits.
 BOUNDS = {
     torch.float64: (1e-13, 1e-12),
