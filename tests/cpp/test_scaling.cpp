@@ -1,5 +1,5 @@
 // Scalings, Hugging Face rope dicts and positions, as a C++ user has them. The formulas are compared with independent
-// references in tests/python/test_scaling_*.py; here are published numbers.
+// references in tests/python/scaling/test_scaling_*.py; here are published numbers.
 
 #include <posenc/hf_rope.h>
 #include <posenc/positions.h>

@@ -1,0 +1,146 @@
+"""Bad calls of the attention ops: each message names op, argument, rule and value."""
+
+import pytest
+import torch
+
+import posenc
+from attention_calls import OPS
+
+
+def call(op, **changes):
+    """One call with some arguments replaced: q, k, v stand for query, key and value of any op."""
+    q, k, v = (changes.pop(name, torch.randn(2, 4, 5, 8)) for name in "qkv")
+    arguments = {
+        "attention": lambda: {"query": q, "key": k, "value": v},
+        "relative_attention": lambda: {"query": q, "key": k, "value": v, "rel_k": torch.randn(5, 8)},
+        "cope_attention": lambda: {"query": q, "key": k, "value": v, "pos_emb": torch.randn(1, 8, 4)},
+        "piecewise_attention": lambda: {"q_near": q, "k_near": k, "q_far": q, "k_far": k, "value": v, "threshold": 3},
+    }[op]()
+    return getattr(posenc.ops, op)(**(arguments | changes))
+
+
+r = torch.randn
+SHARED = [
+    ({"q": r(4, 5, 8)}, ValueError, "of shape (batch, heads, length, head width), but got 3 dimensions: [4, 5, 8]"),
+    ({"k": r(3, 4, 5, 8)}, ValueError, "to have the batch of"),
+    ({"k": r(2, 4, 5, 6), "v": r(2, 4, 5, 6)}, ValueError, "to have the head width of"),
+    ({"k": r(2, 3, 5, 8), "v": r(2, 3, 5, 8)}, ValueError, "to be a multiple of those of"),
+    ({"v": r(2, 4, 6, 8)}, ValueError, "expected value to have the heads and the length of"),
+    ({"v": r(2, 2, 5, 8)}, ValueError, "expected value to have the heads and the length of"),
+    ({"v": r(2, 4, 5, 0)}, ValueError, "a value width of at least 1"),
+    ({"v": r(2, 4, 5, 8).double()}, TypeError, "expected value to have the dtype of"),
+    (
+        {"v": torch.ones(2, 4, 5, 8, dtype=torch.int64)},
+        TypeError,
+        "float32, float64, bfloat16 or float16, but got Long",
+    ),
+    ({"v": r(2, 4, 5, 8, device="meta")}, ValueError, "but it is on meta"),
+    ({"scale": float("nan")}, ValueError, "expected a finite scale, but got nan"),
+    ({"window": 0}, ValueError, "expected window to be at least 1, but got 0"),
+    ({"dropout_p": 1.5}, ValueError, "expected dropout_p from 0 to 1, but got 1.5"),
+    ({"dropout_p": float("nan")}, ValueError, "expected dropout_p from 0 to 1"),
+    ({"key_mask": torch.ones(2, 5)}, TypeError, "expected key_mask to be bool, true where a key may be attended"),
+    ({"key_mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, "expected key_mask of shape (2, 5), but got [2, 4]"),
+    ({"key_mask": torch.ones(5, dtype=torch.bool)}, ValueError, "expected key_mask of shape (2, 5), but got [5]"),
+    ({"segment_ids": torch.ones(2, 5)}, TypeError, "expected segment_ids to be an integer type, but got Float"),
+    ({"segment_ids": torch.ones(2, 6).long()}, ValueError, "expected segment_ids of shape (2, 5), but got [2, 6]"),
+    (
+        {"segment_ids": torch.ones(2, 5).long(), "q": r(2, 4, 6, 8)},
+        ValueError,
+        "at most as many queries as keys beside segment_ids",
+    ),
+]
+POSITIONS = [
+    ({"q_positions": torch.ones(5, dtype=torch.bool)}, TypeError, "q_positions to be an integer or floating type"),
+    ({"q_positions": torch.arange(4)}, ValueError, "expected q_positions of shape (5) or (2, 5), but got [4]"),
+    (
+        {"k_positions": torch.zeros(3, 5).long()},
+        ValueError,
+        "expected k_positions of shape (5) or (2, 5), but got [3, 5]",
+    ),
+    ({"k_positions": torch.zeros(5, device="meta").long()}, ValueError, "expected k_positions on cpu like"),
+]
+BY_OP = {
+    "attention": [
+        ({"alibi_slopes": r(3)}, ValueError, "expected alibi_slopes of shape (4) or (2, 4), but got [3]"),
+        ({"alibi_slopes": torch.ones(4).long()}, TypeError, "expected alibi_slopes to be float32"),
+        (
+            {"log_decay": r(4, 5), "is_causal": True},
+            ValueError,
+            "expected log_decay of shape (2, 4, 5), but got [4, 5]",
+        ),
+        ({"log_decay": r(2, 4, 5)}, ValueError, "expected is_causal=True beside log_decay"),
+        (
+            {"log_decay": r(2, 4, 5), "is_causal": True, "q_positions": torch.arange(5)},
+            ValueError,
+            "expected neither q_positions nor k_positions beside log_decay",
+        ),
+        ({"distance_bias": r(4, 4)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [4, 4]"),
+        ({"distance_bias": r(2, 5)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [2, 5]"),
+        ({"bias": r(5, 4)}, ValueError, "expected bias to be broadcastable to (2, 4, 5, 5), but got [5, 4]"),
+        ({"bias": r(1, 2, 4, 5, 5)}, ValueError, "expected bias to be broadcastable to (2, 4, 5, 5)"),
+        ({"bias": torch.ones(5, 5, dtype=torch.bool)}, TypeError, "expected bias to be float32"),
+        (
+            {"alibi_slopes": r(4), "q_positions": torch.arange(5.0)},
+            TypeError,
+            "expected integer q_positions, as the scores depend on the distance, but got Float",
+        ),
+    ],
+    "relative_attention": [
+        ({"rel_k": r(4, 8)}, ValueError, "expected rel_k of shape (2R + 1, 8) or (4, 2R + 1, 8), but got [4, 8]"),
+        ({"rel_k": r(3, 5, 8)}, ValueError, "expected rel_k of shape"),
+        ({"rel_v": r(5, 7)}, ValueError, "expected rel_v of shape (2R + 1, 8) or (4, 2R + 1, 8), but got [5, 7]"),
+        (
+            {"rel_v": r(7, 8)},
+            ValueError,
+            "expected rel_k and rel_v to cover the same distances, but got [5, 8] and [7, 8]",
+        ),
+        ({"k_positions": torch.arange(5.0)}, TypeError, "expected integer k_positions"),
+    ],
+    "cope_attention": [
+        ({"pos_emb": r(8, 4)}, ValueError, "expected pos_emb of shape (1, 8, positions) or (4, 8, positions)"),
+        ({"pos_emb": r(2, 8, 4)}, ValueError, "expected pos_emb of shape (1, 8, positions) or (4, 8, positions)"),
+        ({"pos_emb": r(1, 8, 0)}, ValueError, "expected pos_emb of shape (1, 8, positions)"),
+        ({"gate_bias": r(3)}, ValueError, "expected gate_bias of shape (4), but got [3]"),
+        ({"gate_key": r(2, 4, 4, 8)}, ValueError, "expected gate_key to have the heads and the length of key"),
+        ({"gate_key": r(2, 4, 5, 6)}, ValueError, "expected gate_key to have the head width of query"),
+    ],
+    "piecewise_attention": [
+        ({"q_far": r(2, 4, 4, 8)}, ValueError, "expected q_far to have the shape of q_near"),
+        ({"k_far": r(2, 4, 4, 8)}, ValueError, "expected k_far to have the heads and the length of k_near"),
+        ({"q_positions": torch.arange(5.0)}, TypeError, "expected integer q_positions"),
+    ],
+}
+BAD = [(op, *bad) for op in OPS for bad in SHARED + ([] if op == "cope_attention" else POSITIONS) + BY_OP[op]]
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "error", "text"), BAD, ids=lambda x: x if isinstance(x, str) and x in OPS else ""
+)
+def test_a_bad_call_says_what_is_wrong(op, changes, error, text):
+    with pytest.raises(error) as raised:
+        call(op, **changes)
+    assert str(raised.value).startswith(f"{op}: ")
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "error", "text"), BAD, ids=lambda x: x if isinstance(x, str) and x in OPS else ""
+)
+def test_a_bad_call_says_the_same_with_gradients(op, changes, error, text):
+    with pytest.raises(error) as raised:
+        call(op, **({"q": torch.randn(2, 4, 5, 8, requires_grad=True)} | changes))
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_good_call_after_a_bad_one(op):
+    with pytest.raises(ValueError, match="window"):
+        call(op, window=-1)
+    assert call(op).isfinite().all()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_first_tensor_has_a_head_width(op):
+    with pytest.raises(ValueError, match="a head width of at least 1"):
+        call(op, q=r(2, 4, 5, 0), k=r(2, 4, 5, 0))
