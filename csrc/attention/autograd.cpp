@@ -2,7 +2,7 @@
 /// derivatives, and torch.func's, come from the reference form.
 
 #include "attention/checks.h"
-#include "attention/reference/reference.h"
+#include "attention/reference.h"
 #include "attention/registration.h"
 #include "common/autograd_support.h"
 
@@ -43,40 +43,30 @@ bool any_wants_gradient(const Call& c) {
   return std::any_of(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return wants_gradient(t); });
 }
 
-/// Calls body(tensor) for all tensors of a call, those that may have a gradient first.
-template <typename SomeCall, typename Body>
-void for_each_tensor(SomeCall& c, const Body& body) {
-  for (auto& input : c.inputs) {
-    body(input);
+/// "CopeAttentionBackward" for cope_attention, and so on.
+std::string node_name(const Call& c) {
+  std::string name;
+  bool begins = true;
+  for (const char x : std::string(op_name(c))) {
+    if (x != '_') {
+      name += begins ? static_cast<char>(x - 'a' + 'A') : x;
+    }
+    begins = x == '_';
   }
-  for (auto* other : {&c.key_mask, &c.segment_ids, &c.q_positions, &c.k_positions}) {
-    body(*other);
-  }
-}
-
-/// Calls body(option) for all that a call has beside tensors.
-template <typename SomeCall, typename Body>
-void for_each_option(SomeCall& c, const Body& body) {
-  body(c.is_causal);
-  body(c.scale);
-  body(c.window);
-  body(c.dropout_p);
-  body(c.scale_position_logits);
-  body(c.threshold);
+  return name + "Backward";
 }
 
 /// What a node keeps of a call for its gradients.
 struct Kept {
   /// The call without its tensors.
-  Call options{.op = ""};
+  Call options;
   /// Bit i: whether the tensor that for_each_tensor() comes to as number i is there.
   int64_t present = 0;
-  /// Those tensors in that order, then out, lse, seed and state.
+  /// Those tensors in that order, then those of Residuals.
   variable_list tensors;
 };
 
 /// The gradients of the inputs that are there, in order; undefined where they are not wanted.
-template <typename Op>
 variable_list differentiate(const variable_list& grads, Kept kept, const std::vector<bool>& wanted) {
   variable_list result(wanted.size());
   if (!grads[0].defined() && !grads[1].defined()) {
@@ -90,41 +80,36 @@ variable_list differentiate(const variable_list& grads, Kept kept, const std::ve
       t = std::move(*tensor++);
     }
   });
-  Saved s;
-  s.out = std::move(*tensor++);
-  s.lse = std::move(*tensor++);
-  s.seed = std::move(*tensor++);
-  s.state.assign(tensor, kept.tensors.end());
-  s.grad_out = grads[0].defined() ? grads[0] : at::zeros_like(s.out);
-  s.grad_lse = if_defined(grads[1]);
-  std::vector<size_t> to;
-  for (int64_t slot = 0, input = 0; slot < kSlots; ++slot) {
-    if (c.inputs[slot] && wanted[input++]) {
-      s.wanted.push_back(slot);
-      to.push_back(input - 1);
-    }
+  BackwardArgs b;
+  for (Tensor* x : {&b.saved.out, &b.saved.lse, &b.saved.seed, &b.saved.largest, &b.saved.total, &b.saved.counts}) {
+    *x = std::move(*tensor++);
   }
-  auto gradients = call_backward<Op>(s, c);
-  for (size_t i = 0; i < to.size(); ++i) {
-    result[to[i]] = std::move(gradients[i]);
+  b.grad_out = grads[0].defined() ? grads[0] : at::zeros_like(b.saved.out);
+  b.grad_lse = if_defined(grads[1]);
+  for (int64_t input = 0, edge = 0; input < kInputs; ++input) {
+    b.wanted[input] = c.inputs[input] && wanted[edge++];
+  }
+  Gradients gradients = call_backward(b, c);
+  for (int64_t input = 0, edge = 0; input < kInputs; ++input) {
+    if (c.inputs[input]) {
+      result[edge++] = std::move(gradients[input]);
+    }
   }
   return result;
 }
 
-/// A call in torch's graph. torch::autograd::Function is less to write, but takes longer for a short sequence than its
-/// attention does.
-template <typename Op>
+/// A call in torch's graph. Written by hand: at 16 tokens torch::autograd::Function costs more than the attention
+/// itself.
 class AttentionNode final : public Node {
  public:
-  explicit AttentionNode(const Call& c) : Node(edges_of(c)) {}
+  explicit AttentionNode(const Call& c) : Node(edges_of(c)), name_(node_name(c)) {}
 
-  std::string name() const override { return Op::node_name; }
+  std::string name() const override { return name_; }
 
   /// rounds: whether the op returns out in another dtype.
-  void keep(const Call& c, const Forward& found, bool rounds) {
-    const auto& [out, lse, seed, state] = found;
+  void keep(const Call& c, const Residuals& found, bool rounds) {
     kept_.options = c;
-    saved_.reserve(kSlots + state.size());
+    saved_.reserve(kInputs + 6);
     int64_t place = 0;
     for_each_tensor(kept_.options, [&](OptionalTensor& t) {
       if (t) {
@@ -134,11 +119,10 @@ class AttentionNode final : public Node {
       }
       ++place;
     });
-    saved_.emplace_back(out, /*is_output=*/!rounds);
-    saved_.emplace_back(lse, /*is_output=*/true);
-    saved_.emplace_back(seed, /*is_output=*/false);
-    for (const Tensor& t : state) {
-      saved_.emplace_back(t, /*is_output=*/false);
+    saved_.emplace_back(found.out, /*is_output=*/!rounds);
+    saved_.emplace_back(found.lse, /*is_output=*/true);
+    for (const Tensor* t : {&found.seed, &found.largest, &found.total, &found.counts}) {
+      saved_.emplace_back(*t, /*is_output=*/false);
     }
   }
 
@@ -195,14 +179,14 @@ class AttentionNode final : public Node {
     kept.present = packed.unpack<int64_t>();
     for_each_option(kept.options,
                     [&](auto& option) { option = packed.unpack<std::remove_reference_t<decltype(option)>>(); });
-    return differentiate<Op>(grads, std::move(kept), packed.unpack<std::vector<bool>>());
+    return differentiate(grads, std::move(kept), packed.unpack<std::vector<bool>>());
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     Kept kept = kept_;
     kept.tensors = unpack();
-    return differentiate<Op>(grads, std::move(kept), wanted());
+    return differentiate(grads, std::move(kept), wanted());
   }
 
   variable_list unpack() {
@@ -224,91 +208,73 @@ class AttentionNode final : public Node {
     return result;
   }
 
+  std::string name_;
   /// tensors is empty: they are in saved_.
   Kept kept_;
   std::vector<torch::autograd::SavedVariable> saved_;
 };
 
-template <typename Op>
 OutAndLse record(const Call& c) {
-  const auto node = make_node<AttentionNode<Op>>(c);
+  const auto node = make_node<AttentionNode>(c);
   at::AutoDispatchBelowADInplaceOrView below;
-  const Forward found = call_forward<Op>(c);
-  const auto& out = std::get<0>(found);
+  const Residuals found = call_forward(c);
   const auto dtype = c.query().scalar_type();
-  const bool rounds = out.scalar_type() != dtype;
-  OutAndLse result{rounds ? out.to(dtype) : out, std::get<1>(found)};
+  const bool rounds = found.out.scalar_type() != dtype;
+  OutAndLse result{rounds ? found.out.to(dtype) : found.out, found.lse};
   torch::autograd::set_history(std::get<0>(result), node);
   torch::autograd::set_history(std::get<1>(result), node);
   node->keep(c, found, rounds);
   return result;
 }
 
-template <typename Op>
 OutAndLse attention_autograd(const Call& c) {
   if (transformed(c)) {
     check(c);
-    auto [out, lse, seed, state] = reference::forward(c, Mode::kComposite);
-    return {out.to(c.query().scalar_type()), std::move(lse)};
+    const Residuals r = reference::forward(c, Mode::kComposite);
+    return {r.out.to(c.query().scalar_type()), r.lse};
   }
   if (any_wants_gradient(c)) {
-    return record<Op>(c);
+    return record(c);
   }
   at::AutoDispatchBelowADInplaceOrView below;
-  return call_public<Op>(c);
+  return call_public(c);
 }
 
-template <typename Op>
-Forward forward_autograd(const Call& c) {
+Residuals forward_autograd(const Call& c) {
   at::AutoDispatchBelowADInplaceOrView below;
-  return call_forward<Op>(c);
+  return call_forward(c);
 }
 
-template <typename Op>
-std::vector<Tensor> backward_autograd(const Saved& s, const Call& c) {
-  const bool differentiated = wants_gradient(s.grad_out) || wants_gradient(s.grad_lse) || any_wants_gradient(c);
+Gradients backward_autograd(const BackwardArgs& b, const Call& c) {
+  const bool differentiated = wants_gradient(b.grad_out) || wants_gradient(b.grad_lse) || any_wants_gradient(c);
   if (differentiated || transformed(c)) {
     check(c);
-    return reference::backward(s, c, Mode::kComposite);
+    return reference::backward(b, c, Mode::kComposite);
   }
   at::AutoDispatchBelowADInplaceOrView below;
-  return call_backward<Op>(s, c);
+  return call_backward(b, c);
 }
 
-template <typename Op>
-void register_autograd(torch::Library& m) {
-  register_op<Op, attention_autograd<Op>, forward_autograd<Op>, backward_autograd<Op>>(m);
-}
-
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) {
-  register_autograd<Dot>(m);
-  register_autograd<Relative>(m);
-  register_autograd<Cope>(m);
-  register_autograd<Piecewise>(m);
-}
+TORCH_LIBRARY_IMPL(posenc, Autograd, m) { register_ops<attention_autograd, forward_autograd, backward_autograd>(m); }
 
 /// Casts queries, keys and values as torch's scaled_dot_product_attention does; tables and biases stay as they are.
-template <typename Op, c10::DispatchKey key, c10::DeviceType device>
+template <c10::DispatchKey key, c10::DeviceType device>
 OutAndLse attention_autocast(const Call& c) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
   const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
   Call cast = c;
-  for (const Slot slot : {kQuery, kKey, kValue, kFarQuery, kFarKey, kGateKey}) {
-    cast.inputs[slot] = at::autocast::cached_cast(dtype, c.inputs[slot], device);
+  for (const Input input : {kQuery, kKey, kValue, kFarQuery, kFarKey, kGateKey}) {
+    cast.inputs[input] = at::autocast::cached_cast(dtype, c.inputs[input], device);
   }
-  return call_public<Op>(cast);
+  return call_public(cast);
 }
 
-template <c10::DispatchKey key, c10::DeviceType device>
-void register_autocast(torch::Library& m) {
-  m.impl(Dot::name, &Flat<Dot>::forward<attention_autocast<Dot, key, device>>);
-  m.impl(Relative::name, &Flat<Relative>::forward<attention_autocast<Relative, key, device>>);
-  m.impl(Cope::name, &Flat<Cope>::forward<attention_autocast<Cope, key, device>>);
-  m.impl(Piecewise::name, &Flat<Piecewise>::forward<attention_autocast<Piecewise, key, device>>);
+TORCH_LIBRARY_IMPL(posenc, AutocastCPU, m) {
+  m.impl("attention", kAttentionEntry<attention_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>>);
 }
-
-TORCH_LIBRARY_IMPL(posenc, AutocastCPU, m) { register_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>(m); }
-TORCH_LIBRARY_IMPL(posenc, Autocast, m) { register_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>(m); }
+TORCH_LIBRARY_IMPL(posenc, Autocast, m) {
+  m.impl("attention", kAttentionEntry<attention_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>>);
+}
 
 }  // namespace
 }  // namespace posenc::attention_ops

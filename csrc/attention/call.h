@@ -1,13 +1,33 @@
 #pragma once
 
-/// One call of an attention op, and the flat argument lists of the four schemas, adapted once for all backends: a
-/// kernel is a function of a Call and is registered as `&Flat<Dot>::forward<kernel>`.
+/// One call of attention as a value, and what its forward pass leaves for its backward pass.
 
-#include <posenc/ops.h>
+#include <posenc/ops_attention.h>
 
 #include <array>
 #include <cmath>
 #include <tuple>
+#include <vector>
+
+/// The rows of posenc/attention_arguments.h in the order of the schema, with the arguments of terms that only modules
+/// use.
+#define POSENC_ATTENTION_INPUTS(INPUT) \
+  INPUT(kQuery, query)                 \
+  INPUT(kKey, key)                     \
+  INPUT(kValue, value)                 \
+  POSENC_ATTENTION_TABLES(INPUT)       \
+  POSENC_ATTENTION_TERM_INPUTS(INPUT)  \
+  INPUT(kFireRate, fire_rate)          \
+  INPUT(kFireNorm, fire_norm)          \
+  INPUT(kFireOffset, fire_offset)      \
+  INPUT(kFireSlope, fire_slope)
+#define POSENC_ATTENTION_ALL_TENSORS(TENSOR) \
+  POSENC_ATTENTION_TENSORS(TENSOR)           \
+  TENSOR(fire_knots)
+#define POSENC_ATTENTION_ALL_OPTIONS(OPTION) \
+  OPTION(bool, is_causal, false)             \
+  POSENC_ATTENTION_OPTIONS(OPTION)           \
+  POSENC_ATTENTION_TABLE_OPTIONS(OPTION)
 
 namespace posenc::attention_ops {
 
@@ -15,268 +35,91 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using OutAndLse = std::tuple<Tensor, Tensor>;
 
-/// The tensors that may have a gradient, over all ops. For piecewise_attention query and key are the near ones.
-enum Slot : int64_t {
-  kQuery,
-  kKey,
-  kValue,
-  kFarQuery,
-  kFarKey,
-  kRelK,
-  kRelV,
-  kPosEmb,
-  kGateKey,
-  kGateBias,
-  kSlopes,
-  kDistanceBias,
-  kBias,
-  kLogDecay,
-  kSlots,
+/// The tensors that may have a gradient. For piecewise_attention query and key are the near ones.
+enum Input : int64_t {
+#define POSENC_INPUT(slot, name) slot,
+  POSENC_ATTENTION_INPUTS(POSENC_INPUT)
+#undef POSENC_INPUT
+      kInputs
 };
 
-/// Entries of log_decay below count as this one: sums keep their digits, and a weight of exp(-100000) is 0.
-inline constexpr double kLowestDecay = -1e5;
-
 struct Call {
-  /// Name of the public op, for messages.
-  const char* op;
-  std::array<OptionalTensor, kSlots> inputs = {};
-
-  bool is_causal = false;
-  std::optional<double> scale = {};
-  OptionalTensor key_mask = {};
-  std::optional<int64_t> window = {};
-  OptionalTensor segment_ids = {};
-  OptionalTensor q_positions = {};
-  OptionalTensor k_positions = {};
-  double dropout_p = 0.0;
-  /// cope_attention
-  bool scale_position_logits = false;
-  /// piecewise_attention
-  int64_t threshold = 0;
+  std::array<OptionalTensor, kInputs> inputs = {};
+#define POSENC_TENSOR(name) OptionalTensor name = {};
+#define POSENC_OPTION(type, name, value) type name = value;
+  POSENC_ATTENTION_ALL_TENSORS(POSENC_TENSOR)
+  POSENC_ATTENTION_ALL_OPTIONS(POSENC_OPTION)
+#undef POSENC_TENSOR
+#undef POSENC_OPTION
 
   const Tensor& query() const { return *inputs[kQuery]; }
   const Tensor& key() const { return *inputs[kKey]; }
   const Tensor& value() const { return *inputs[kValue]; }
-  bool has(Slot slot) const { return inputs[slot].has_value(); }
-  const Tensor& operator[](Slot slot) const { return *inputs[slot]; }
+  bool has(Input input) const { return inputs[input].has_value(); }
+  const Tensor& operator[](Input input) const { return *inputs[input]; }
   /// What query . key is multiplied by.
   double score_scale() const { return scale ? *scale : 1.0 / std::sqrt(static_cast<double>(query().size(-1))); }
 };
 
-/// What the backward of an op gets beside the op's own arguments.
-struct Saved {
-  Tensor grad_out;
-  OptionalTensor grad_lse;
+/// Calls body(tensor) for all tensors of a call, those that may have a gradient first.
+template <typename SomeCall, typename Body>
+void for_each_tensor(SomeCall& c, const Body& body) {
+  for (auto& input : c.inputs) {
+    body(input);
+  }
+#define POSENC_TENSOR(name) body(c.name);
+  POSENC_ATTENTION_ALL_TENSORS(POSENC_TENSOR)
+#undef POSENC_TENSOR
+}
+
+/// Calls body(option) for all that a call has beside tensors.
+template <typename SomeCall, typename Body>
+void for_each_option(SomeCall& c, const Body& body) {
+#define POSENC_OPTION(type, name, value) body(c.name);
+  POSENC_ATTENTION_ALL_OPTIONS(POSENC_OPTION)
+#undef POSENC_OPTION
+}
+
+/// What a forward pass leaves for its backward pass, in tensors whose shapes results.h gives. Another backend than the
+/// one that made them must not read `largest`, `total` and `counts`.
+struct Residuals {
+  /// out in the computing dtype: the backward sums with it, and rounded to 16 bits it would cost gradients of tables
+  /// their leading digits.
   Tensor out;
   Tensor lse;
   /// int64 scalar that dropout's mask follows from.
   Tensor seed;
-  /// What else the forward pass left for its own backward.
-  std::vector<Tensor> state;
-  /// Slots whose gradients are wanted, in the order of the result.
-  std::vector<int64_t> wanted;
-};
+  /// For each query its largest score, or one near it, and the sum of the exponentials of (score - largest). Where
+  /// scores are large, lse = largest + log(total) rounds total away.
+  Tensor largest;
+  Tensor total;
+  /// Where the counting of CoPE's gates left off, for each query.
+  Tensor counts;
 
-/// out in the computing dtype (the backward sums with it: rounded to 16 bits it would cost gradients of tables their
-/// leading digits), lse, seed, state.
-using Forward = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>>;
-
-// Each op: the types of its flat arguments, and the way from them to a Call and back.
-
-struct Dot {
-  static constexpr const char *name = "posenc::attention", *forward_name = "posenc::_attention_forward",
-                              *backward_name = "posenc::_attention_backward", *node_name = "AttentionBackward";
-  using Args =
-      std::tuple<const Tensor&, const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
-                 std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                 const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, double>;
-
-  static Call pack(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
-                   std::optional<double> scale, const OptionalTensor& key_mask, std::optional<int64_t> window,
-                   const OptionalTensor& segment_ids, const OptionalTensor& q_positions,
-                   const OptionalTensor& k_positions, const OptionalTensor& alibi_slopes,
-                   const OptionalTensor& distance_bias, const OptionalTensor& bias, const OptionalTensor& log_decay,
-                   double dropout_p) {
-    Call c{.op = "attention",
-           .is_causal = is_causal,
-           .scale = scale,
-           .key_mask = key_mask,
-           .window = window,
-           .segment_ids = segment_ids,
-           .q_positions = q_positions,
-           .k_positions = k_positions,
-           .dropout_p = dropout_p};
-    c.inputs[kQuery] = query;
-    c.inputs[kKey] = key;
-    c.inputs[kValue] = value;
-    c.inputs[kSlopes] = alibi_slopes;
-    c.inputs[kDistanceBias] = distance_bias;
-    c.inputs[kBias] = bias;
-    c.inputs[kLogDecay] = log_decay;
-    return c;
-  }
-
-  static Args unpack(const Call& c) {
-    return {c.query(),         c.key(),
-            c.value(),         c.is_causal,
-            c.scale,           c.key_mask,
-            c.window,          c.segment_ids,
-            c.q_positions,     c.k_positions,
-            c.inputs[kSlopes], c.inputs[kDistanceBias],
-            c.inputs[kBias],   c.inputs[kLogDecay],
-            c.dropout_p};
+  static constexpr const char* kSchema =
+      "Tensor out, Tensor lse, Tensor seed, Tensor largest, Tensor total, Tensor counts";
+  using Tuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+  Tuple tuple() const { return {out, lse, seed, largest, total, counts}; }
+  static Residuals of(const Tuple& t) {
+    return std::apply([](const auto&... each) { return Residuals{each...}; }, t);
   }
 };
 
-struct Relative {
-  static constexpr const char *name = "posenc::relative_attention",
-                              *forward_name = "posenc::_relative_attention_forward",
-                              *backward_name = "posenc::_relative_attention_backward",
-                              *node_name = "RelativeAttentionBackward";
-  using Args = std::tuple<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, bool,
-                          std::optional<double>, const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&,
-                          const OptionalTensor&, const OptionalTensor&, double>;
-
-  static Call pack(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& rel_k,
-                   const OptionalTensor& rel_v, bool is_causal, std::optional<double> scale,
-                   const OptionalTensor& key_mask, std::optional<int64_t> window, const OptionalTensor& segment_ids,
-                   const OptionalTensor& q_positions, const OptionalTensor& k_positions, double dropout_p) {
-    Call c{.op = "relative_attention",
-           .is_causal = is_causal,
-           .scale = scale,
-           .key_mask = key_mask,
-           .window = window,
-           .segment_ids = segment_ids,
-           .q_positions = q_positions,
-           .k_positions = k_positions,
-           .dropout_p = dropout_p};
-    c.inputs[kQuery] = query;
-    c.inputs[kKey] = key;
-    c.inputs[kValue] = value;
-    c.inputs[kRelK] = rel_k;
-    c.inputs[kRelV] = rel_v;
-    return c;
-  }
-
-  static Args unpack(const Call& c) {
-    return {c.query(),  c.key(),  c.value(),     c[kRelK],      c.inputs[kRelV], c.is_causal, c.scale,
-            c.key_mask, c.window, c.segment_ids, c.q_positions, c.k_positions,   c.dropout_p};
-  }
+/// What the backward of a call gets beside the call.
+struct BackwardArgs {
+  Tensor grad_out;
+  OptionalTensor grad_lse;
+  Residuals saved;
+  /// By input: whether its gradient is wanted.
+  std::array<bool, kInputs> wanted = {};
 };
 
-struct Cope {
-  static constexpr const char *name = "posenc::cope_attention", *forward_name = "posenc::_cope_attention_forward",
-                              *backward_name = "posenc::_cope_attention_backward", *node_name = "CopeAttentionBackward";
-  using Args = std::tuple<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
-                          const OptionalTensor&, std::optional<double>, bool, const OptionalTensor&,
-                          std::optional<int64_t>, const OptionalTensor&, double>;
+/// By input; undefined where not wanted.
+using Gradients = std::array<Tensor, kInputs>;
 
-  static Call pack(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& pos_emb,
-                   const OptionalTensor& gate_key, const OptionalTensor& gate_bias, std::optional<double> scale,
-                   bool scale_position_logits, const OptionalTensor& key_mask, std::optional<int64_t> window,
-                   const OptionalTensor& segment_ids, double dropout_p) {
-    Call c{.op = "cope_attention",
-           .is_causal = true,
-           .scale = scale,
-           .key_mask = key_mask,
-           .window = window,
-           .segment_ids = segment_ids,
-           .dropout_p = dropout_p,
-           .scale_position_logits = scale_position_logits};
-    c.inputs[kQuery] = query;
-    c.inputs[kKey] = key;
-    c.inputs[kValue] = value;
-    c.inputs[kPosEmb] = pos_emb;
-    c.inputs[kGateKey] = gate_key;
-    c.inputs[kGateBias] = gate_bias;
-    return c;
-  }
-
-  static Args unpack(const Call& c) {
-    return {c.query(),
-            c.key(),
-            c.value(),
-            c[kPosEmb],
-            c.inputs[kGateKey],
-            c.inputs[kGateBias],
-            c.scale,
-            c.scale_position_logits,
-            c.key_mask,
-            c.window,
-            c.segment_ids,
-            c.dropout_p};
-  }
-};
-
-struct Piecewise {
-  static constexpr const char *name = "posenc::piecewise_attention",
-                              *forward_name = "posenc::_piecewise_attention_forward",
-                              *backward_name = "posenc::_piecewise_attention_backward",
-                              *node_name = "PiecewiseAttentionBackward";
-  using Args = std::tuple<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, bool,
-                          std::optional<double>, const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&,
-                          const OptionalTensor&, const OptionalTensor&, double>;
-
-  static Call pack(const Tensor& q_near, const Tensor& k_near, const Tensor& q_far, const Tensor& k_far,
-                   const Tensor& value, int64_t threshold, bool is_causal, std::optional<double> scale,
-                   const OptionalTensor& key_mask, std::optional<int64_t> window, const OptionalTensor& segment_ids,
-                   const OptionalTensor& q_positions, const OptionalTensor& k_positions, double dropout_p) {
-    Call c{.op = "piecewise_attention",
-           .is_causal = is_causal,
-           .scale = scale,
-           .key_mask = key_mask,
-           .window = window,
-           .segment_ids = segment_ids,
-           .q_positions = q_positions,
-           .k_positions = k_positions,
-           .dropout_p = dropout_p,
-           .threshold = threshold};
-    c.inputs[kQuery] = q_near;
-    c.inputs[kKey] = k_near;
-    c.inputs[kFarQuery] = q_far;
-    c.inputs[kFarKey] = k_far;
-    c.inputs[kValue] = value;
-    return c;
-  }
-
-  static Args unpack(const Call& c) {
-    return {c.query(), c.key(),    c[kFarQuery], c[kFarKey],    c.value(),     c.threshold,   c.is_causal,
-            c.scale,   c.key_mask, c.window,     c.segment_ids, c.q_positions, c.k_positions, c.dropout_p};
-  }
-};
-
-/// Dispatcher functions of an op with these arguments.
-template <typename Op, typename Args = typename Op::Args>
-struct Flat;
-
-template <typename Op, typename... Args>
-struct Flat<Op, std::tuple<Args...>> {
-  using Public = OutAndLse(Args...);
-  using ForwardOp = Forward(Args...);
-  using BackwardOp = std::vector<Tensor>(const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&,
-                                         const Tensor&, at::TensorList, at::IntArrayRef, Args...);
-
-  /// The public op and `_NAME_forward`.
-  template <auto kernel>
-  static auto forward(Args... args) {
-    return kernel(Op::pack(args...));
-  }
-
-  template <auto kernel>
-  static std::vector<Tensor> backward(const Tensor& grad_out, const OptionalTensor& grad_lse, const Tensor& out,
-                                      const Tensor& lse, const Tensor& seed, at::TensorList state,
-                                      at::IntArrayRef wanted, Args... args) {
-    return kernel(Saved{grad_out, grad_lse, out, lse, seed, state.vec(), wanted.vec()}, Op::pack(args...));
-  }
-};
-
-/// Calls through the dispatcher.
-template <typename Op>
+// Calls through the dispatcher.
 OutAndLse call_public(const Call& c);
-template <typename Op>
-Forward call_forward(const Call& c);
-template <typename Op>
-std::vector<Tensor> call_backward(const Saved& s, const Call& c);
+Residuals call_forward(const Call& c);
+Gradients call_backward(const BackwardArgs& b, const Call& c);
 
 }  // namespace posenc::attention_ops

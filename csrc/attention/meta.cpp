@@ -1,4 +1,4 @@
-/// Shapes of the attention ops' results.
+/// Shapes of attention's results.
 
 #include "attention/checks.h"
 #include "attention/registration.h"
@@ -12,17 +12,19 @@ OutAndLse attention_meta(const Call& c) {
   return {empty_out(c), empty_lse(c)};
 }
 
-Forward forward_meta(const Call& c) {
+Residuals forward_meta(const Call& c) {
   check(c);
   const Tensor seed = at::empty({}, c.query().options().dtype(at::kLong));
-  return {empty_out(c, computing_dtype(c)), empty_lse(c), seed, empty_state(c)};
+  return {empty_out(c, computing_dtype(c)), empty_lse(c), seed, empty_lse(c), empty_lse(c), empty_counts(c)};
 }
 
-std::vector<Tensor> backward_meta(const Saved& s, const Call& c) {
+Gradients backward_meta(const BackwardArgs& b, const Call& c) {
   check(c);
-  std::vector<Tensor> gradients;
-  for (const int64_t slot : s.wanted) {
-    gradients.push_back(at::empty_like(*c.inputs[slot]));
+  Gradients gradients;
+  for (int64_t input = 0; input < kInputs; ++input) {
+    if (b.wanted[input]) {
+      gradients[input] = at::empty_like(*c.inputs[input]);
+    }
   }
   return gradients;
 }

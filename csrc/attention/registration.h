@@ -1,29 +1,99 @@
 #pragma once
 
-/// Kernels of an op and of the internal ops behind it.
+/// The argument lists of the ops, and the registration of their kernels: functions of a Call.
 
-#include "attention/call.h"
+#include "attention/arguments.h"
 
 #include <torch/library.h>
 
+#include <utility>
+
 namespace posenc::attention_ops {
 
-/// public_form: OutAndLse(const Call&). forward: Forward(const Call&). backward: std::vector<Tensor>(const Saved&,
-/// const Call&).
-template <typename Op, auto public_form, auto forward, auto backward>
-void register_op(torch::Library& m) {
-  m.impl(Op::name, &Flat<Op>::template forward<public_form>);
-  m.impl(Op::forward_name, &Flat<Op>::template forward<forward>);
-  m.impl(Op::backward_name, &Flat<Op>::template backward<backward>);
-}
+// The arguments that follow those with a place of their own, in every op. is_causal stands apart, as its default
+// differs.
+#define POSENC_TYPE(slot_, word) , argument::word
+#define POSENC_TENSOR_TYPE(word) , argument::word
+#define POSENC_OPTION_TYPE(type, word, value) , argument::word
+#define POSENC_KEYWORDS                        \
+  POSENC_ATTENTION_TERM_INPUTS(POSENC_TYPE)    \
+  POSENC_ATTENTION_TENSORS(POSENC_TENSOR_TYPE) \
+  POSENC_ATTENTION_OPTIONS(POSENC_OPTION_TYPE)
+#define POSENC_ALL_KEYWORDS                                                                                            \
+  argument::is_causal POSENC_ATTENTION_TABLES(POSENC_TYPE)                                                             \
+  POSENC_KEYWORDS                                                                                                      \
+  POSENC_ATTENTION_TABLE_OPTIONS(POSENC_OPTION_TYPE), argument::fire_rate, argument::fire_norm, argument::fire_offset, \
+      argument::fire_slope, argument::fire_knots
 
-/// The same kernels for all ops.
-template <auto public_form, auto forward, auto backward>
+using AttentionSignature = Signature<3, argument::Required<argument::query>, argument::Required<argument::key>,
+                                     argument::Required<argument::value>, POSENC_ALL_KEYWORDS>;
+using LogitsSignature =
+    Signature<2, argument::Required<argument::query>, argument::Required<argument::key>, POSENC_ALL_KEYWORDS>;
+using RelativeSignature = Signature<5, argument::Required<argument::query>, argument::Required<argument::key>,
+                                    argument::Required<argument::value>, argument::Required<argument::rel_k>,
+                                    argument::rel_v, argument::is_causal POSENC_KEYWORDS>;
+// Always causal, by index.
+using CopeSignature =
+    Signature<4, argument::Required<argument::query>, argument::Required<argument::key>,
+              argument::Required<argument::value>, argument::Required<argument::pos_emb> POSENC_KEYWORDS>;
+using PiecewiseSignature = Signature<6, argument::Required<argument::q_near>, argument::Required<argument::k_near>,
+                                     argument::Required<argument::q_far>, argument::Required<argument::k_far>,
+                                     argument::Required<argument::value>, argument::Required<argument::threshold>,
+                                     argument::causal_by_default POSENC_KEYWORDS>;
+
+#undef POSENC_TYPE
+#undef POSENC_TENSOR_TYPE
+#undef POSENC_OPTION_TYPE
+#undef POSENC_KEYWORDS
+#undef POSENC_ALL_KEYWORDS
+
+template <size_t... each>
+auto gradients_as_tuple(const Gradients& g, std::index_sequence<each...>) {
+  return std::make_tuple(g[each]...);
+}
+using GradientsTuple = decltype(gradients_as_tuple(std::declval<Gradients>(), std::make_index_sequence<kInputs>()));
+
+using BackwardFunction =
+    AttentionSignature::Function<GradientsTuple, const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&,
+                                 const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::array<bool, kInputs>>;
+
+/// The dispatcher's form of functions OutAndLse(const Call&), Residuals(const Call&), Gradients(const BackwardArgs&,
+/// const Call&).
+template <typename Sig>
+struct Entries;
+template <int64_t positional, typename... Arguments>
+struct Entries<Signature<positional, Arguments...>> {
+  template <auto function>
+  static OutAndLse attention(argument::ParameterOf<Arguments>... values) {
+    return function(Signature<positional, Arguments...>::pack(values...));
+  }
+  template <auto function>
+  static Residuals::Tuple forward(argument::ParameterOf<Arguments>... values) {
+    return function(Signature<positional, Arguments...>::pack(values...)).tuple();
+  }
+  template <auto function>
+  static GradientsTuple backward(const Tensor& grad_out, const OptionalTensor& grad_lse, const Tensor& out,
+                                 const Tensor& lse, const Tensor& seed, const Tensor& largest, const Tensor& total,
+                                 const Tensor& counts, std::array<bool, kInputs> wanted,
+                                 argument::ParameterOf<Arguments>... values) {
+    BackwardArgs b{grad_out, grad_lse, {out, lse, seed, largest, total, counts}, {}};
+    const Call c = Signature<positional, Arguments...>::pack(values...);
+    for (int64_t input = 0; input < kInputs; ++input) {
+      b.wanted[input] = wanted[input] && c.has(static_cast<Input>(input));
+    }
+    return gradients_as_tuple(function(b, c), std::make_index_sequence<kInputs>());
+  }
+};
+
+template <auto function>
+constexpr auto kAttentionEntry = &Entries<AttentionSignature>::template attention<function>;
+
+/// Registers a backend's kernels.
+template <auto attention, auto forward, auto backward>
 void register_ops(torch::Library& m) {
-  register_op<Dot, public_form, forward, backward>(m);
-  register_op<Relative, public_form, forward, backward>(m);
-  register_op<Cope, public_form, forward, backward>(m);
-  register_op<Piecewise, public_form, forward, backward>(m);
+  m.impl("attention", &Entries<AttentionSignature>::template attention<attention>);
+  m.impl("_attention_forward", &Entries<AttentionSignature>::template forward<forward>);
+  m.impl("_attention_backward", &Entries<AttentionSignature>::template backward<backward>);
 }
 
 }  // namespace posenc::attention_ops

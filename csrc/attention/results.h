@@ -28,25 +28,20 @@ inline Tensor empty_out(const Call& c, at::ScalarType dtype) {
 inline Tensor empty_out(const Call& c) { return empty_out(c, c.query().scalar_type()); }
 
 /// (B, H, Tq).
-inline Tensor empty_by_query(const Call& c, at::ScalarType dtype) {
+inline Tensor empty_lse(const Call& c) {
   const Tensor& query = c.query();
-  return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)}, query.options().dtype(dtype));
+  return at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)},
+                          query.options().dtype(computing_dtype(c)));
 }
-inline Tensor empty_lse(const Call& c) { return empty_by_query(c, computing_dtype(c)); }
 
-/// Places in what the forward pass leaves for the backward pass alone, each (B, H, Tq): SoftmaxState; with contextual
-/// positions also ContextualState (kernel.h).
-enum StatePlace : size_t { kStateLargest, kStateTotal, kStateFirstKey, kStateWhole, kStateFraction, kStateSize };
-
-inline size_t state_size(const Call& c) { return c.has(kPosEmb) ? kStateSize : kStateFirstKey; }
-
-inline std::vector<Tensor> empty_state(const Call& c) {
-  if (!c.has(kPosEmb)) {
-    return {empty_lse(c), empty_lse(c)};
-  }
-  const auto counts = [&](at::ScalarType dtype) { return empty_by_query(c, dtype); };
-  return {empty_lse(c), empty_lse(c), counts(at::kInt), counts(at::kInt),
-          counts(computing_dtype(c) == at::kDouble ? at::kLong : at::kInt)};
+/// What CoPE's forward pass counted for each query, (B, H, 3, Tq): the first key whose position lies below the last
+/// entry of the table, and that position as an integer and a fraction in fixed point. No elements in calls without
+/// CoPE.
+inline Tensor empty_counts(const Call& c) {
+  const Tensor& query = c.query();
+  const auto options = query.options().dtype(computing_dtype(c) == at::kDouble ? at::kLong : at::kInt);
+  return c.has(kPosEmb) ? at::empty_symint({query.sym_size(0), query.sym_size(1), 3, query.sym_size(2)}, options)
+                        : at::empty({0}, options);
 }
 
 }  // namespace posenc::attention_ops

@@ -1,7 +1,12 @@
 /// The schemas of the attention ops, and their C++ functions: calls through the dispatcher.
+///
+/// There is one op, posenc::attention. relative_attention, cope_attention and piecewise_attention are composites that
+/// call it.
 
-#include "attention/call.h"
+#include "attention/checks.h"
 #include "attention/ops.h"
+#include "attention/registration.h"
+#include "common/composite.h"
 #include "common/dispatch.h"
 
 #include <torch/library.h>
@@ -10,28 +15,27 @@ namespace posenc {
 namespace attention_ops {
 namespace {
 
-// What hides keys, in the order of Call.
-#define VISIBLE                                                                                                      \
-  "float? scale=None, Tensor? key_mask=None, int? window=None, Tensor? segment_ids=None, Tensor? q_positions=None, " \
-  "Tensor? k_positions=None"
-#define ATTENTION_OPTIONS                                                        \
-  "*, bool is_causal=False, " VISIBLE                                            \
-  ", Tensor? alibi_slopes=None, Tensor? distance_bias=None, Tensor? bias=None, " \
-  "Tensor? log_decay=None"
-#define RELATIVE_OPTIONS "*, bool is_causal=False, " VISIBLE
-#define COPE_OPTIONS                                                                                                \
-  "*, Tensor? gate_key=None, Tensor? gate_bias=None, float? scale=None, bool scale_position_logits=False, Tensor? " \
-  "key_mask=None, int? window=None, Tensor? segment_ids=None"
-#define PIECEWISE_OPTIONS "*, bool is_causal=True, " VISIBLE
-#define DROPOUT ", float dropout_p=0.0) -> "
+/// A call through posenc::attention, refused where an argument that the alias requires is None.
+OutAndLse alias(const Call& c) {
+  check_defined(c);
+  return call_public(c);
+}
 
-#define ATTENTION "Tensor query, Tensor key, Tensor value, " ATTENTION_OPTIONS DROPOUT
-#define RELATIVE "Tensor query, Tensor key, Tensor value, Tensor rel_k, Tensor? rel_v=None, " RELATIVE_OPTIONS DROPOUT
-#define COPE "Tensor query, Tensor key, Tensor value, Tensor pos_emb, " COPE_OPTIONS DROPOUT
-#define PIECEWISE \
-  "Tensor q_near, Tensor k_near, Tensor q_far, Tensor k_far, Tensor value, int threshold, " PIECEWISE_OPTIONS DROPOUT
+template <typename Sig, auto function>
+constexpr auto kEntry = &Sig::template entry<function>;
 
-#define SAVED "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor seed, Tensor[] state, int[] wanted, "
+OutAndLse causal_alias(Call c) {
+  c.is_causal = true;
+  return alias(c);
+}
+
+std::string gradients_schema() {
+  std::string text;
+  for (int64_t input = 0; input < kInputs; ++input) {
+    text += c10::str(input == 0 ? "" : ", ", "Tensor grad_", kInputNames[input]);
+  }
+  return text;
+}
 
 TORCH_LIBRARY_FRAGMENT(posenc, m) {
   // Output strides follow query's, so a compiler must not change those.
@@ -39,101 +43,153 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
   // The seed of dropout is drawn inside.
   const std::vector<at::Tag> drawing{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides,
                                      at::Tag::nondeterministic_seeded};
-  const auto define = [&](const std::string& name, const std::string& arguments) {
-    m.def(c10::str(name, "(", arguments, "(Tensor out, Tensor lse)").c_str(), drawing);
-    m.def(c10::str("_", name, "_forward(", arguments, "(Tensor out, Tensor lse, Tensor seed, Tensor[] state)").c_str(),
-          drawing);
-    m.def(c10::str("_", name, "_backward(" SAVED, arguments, "Tensor[]").c_str(), tags);
-  };
-  define("attention", ATTENTION);
-  define("relative_attention", RELATIVE);
-  define("cope_attention", COPE);
-  define("piecewise_attention", PIECEWISE);
-
-  m.def("_attention_logits(Tensor query, Tensor key, " ATTENTION_OPTIONS ") -> Tensor", tags);
-  m.def("_relative_attention_logits(Tensor query, Tensor key, Tensor rel_k, " RELATIVE_OPTIONS ") -> Tensor", tags);
-  m.def("_cope_attention_logits(Tensor query, Tensor key, Tensor pos_emb, " COPE_OPTIONS ") -> Tensor", tags);
-  m.def(
-      "_piecewise_attention_logits(Tensor q_near, Tensor k_near, Tensor q_far, Tensor k_far, int "
-      "threshold, " PIECEWISE_OPTIONS ") -> Tensor",
-      tags);
+  const std::string arguments = AttentionSignature::schema();
+  m.def(c10::str("attention(", arguments, ") -> (Tensor out, Tensor lse)").c_str(), drawing);
+  m.def(c10::str("_attention_forward(", arguments, ") -> (", Residuals::kSchema, ")").c_str(), drawing);
+  m.def(c10::str("_attention_backward(Tensor grad_out, Tensor? grad_lse, ", Residuals::kSchema, ", bool[",
+                 static_cast<int64_t>(kInputs), "] wanted, ", arguments, ") -> (", gradients_schema(), ")")
+            .c_str(),
+        tags);
+  m.def(c10::str("relative_attention(", RelativeSignature::schema(), ") -> (Tensor out, Tensor lse)").c_str(), drawing);
+  m.def(c10::str("cope_attention(", CopeSignature::schema(), ") -> (Tensor out, Tensor lse)").c_str(), drawing);
+  m.def(c10::str("piecewise_attention(", PiecewiseSignature::schema(), ") -> (Tensor out, Tensor lse)").c_str(),
+        drawing);
+  m.def(c10::str("_attention_logits(", LogitsSignature::schema(), ") -> Tensor").c_str(), tags);
 }
 
-template <typename Op, typename Arguments>
-auto call(const Op& op, const Arguments& arguments) {
-  return std::apply([&](const auto&... each) { return op.call(each...); }, arguments);
+POSENC_COMPOSITES(m) {
+  m.impl("relative_attention", kEntry<RelativeSignature, alias>);
+  m.impl("cope_attention", kEntry<CopeSignature, causal_alias>);
+  m.impl("piecewise_attention", kEntry<PiecewiseSignature, alias>);
+}
+
+template <typename Options>
+Call call_of(const Options& o) {
+  Call c;
+#define POSENC_INPUT(slot, name) c.inputs[slot] = o.name();
+#define POSENC_VALUE(name) c.name = o.name();
+#define POSENC_OPTION(type, name, value) c.name = o.name();
+  POSENC_ATTENTION_TERM_INPUTS(POSENC_INPUT)
+  POSENC_ATTENTION_TENSORS(POSENC_VALUE)
+  POSENC_ATTENTION_OPTIONS(POSENC_OPTION)
+  if constexpr (requires { o.is_causal(); }) {
+    c.is_causal = o.is_causal();
+  } else {
+    c.is_causal = true;
+  }
+  if constexpr (requires { o.threshold(); }) {
+    POSENC_ATTENTION_TABLES(POSENC_INPUT)
+    POSENC_ATTENTION_TABLE_OPTIONS(POSENC_OPTION)
+  }
+#undef POSENC_INPUT
+#undef POSENC_VALUE
+#undef POSENC_OPTION
+  return c;
+}
+
+Call dot_call(const AttentionFuncOptions& o, const Tensor& query, const Tensor& key) {
+  Call c = call_of(o);
+  c.inputs[kQuery] = query;
+  c.inputs[kKey] = key;
+  return c;
+}
+
+Call relative_call(const RelativeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& rel_k) {
+  Call c = call_of(o);
+  c.inputs[kQuery] = query;
+  c.inputs[kKey] = key;
+  c.inputs[kRelK] = rel_k;
+  return c;
+}
+
+Call cope_call(const CopeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& pos_emb) {
+  Call c = call_of(o);
+  c.inputs[kQuery] = query;
+  c.inputs[kKey] = key;
+  c.inputs[kPosEmb] = pos_emb;
+  return c;
+}
+
+Call piecewise_call(const PiecewiseAttentionFuncOptions& o, const Tensor& q_near, const Tensor& k_near,
+                    const Tensor& q_far, const Tensor& k_far, int64_t threshold) {
+  Call c = call_of(o);
+  c.inputs[kQuery] = q_near;
+  c.inputs[kKey] = k_near;
+  c.inputs[kFarQuery] = q_far;
+  c.inputs[kFarKey] = k_far;
+  c.threshold = threshold;
+  return c;
+}
+
+Call with_fire(Call c, const FireTerms& fire) {
+  c.inputs[kFireRate] = fire.rate;
+  c.inputs[kFireNorm] = fire.norm;
+  c.inputs[kFireOffset] = fire.offset;
+  c.inputs[kFireSlope] = fire.slope;
+  c.fire_knots = fire.knots;
+  return c;
+}
+
+OutAndLse call_with(Call c, const Tensor& value) {
+  c.inputs[kValue] = value;
+  check_defined(c);
+  return call_public(c);
+}
+
+Tensor call_logits(Call c) {
+  static const auto op = find_op<LogitsSignature::Function<Tensor>>("posenc::_attention_logits");
+  c.dropout_p = 0.0;
+  check_defined(c);
+  return LogitsSignature::apply(c, [](const auto&... a) { return op.call(a...); });
 }
 
 }  // namespace
 
-template <typename Op>
 OutAndLse call_public(const Call& c) {
-  static const auto op = find_op<typename Flat<Op>::Public>(Op::name);
-  return call(op, Op::unpack(c));
+  static const auto op = find_op<AttentionSignature::Function<OutAndLse>>("posenc::attention");
+  return AttentionSignature::apply(c, [](const auto&... a) { return op.call(a...); });
 }
 
-template <typename Op>
-Forward call_forward(const Call& c) {
-  static const auto op = find_op<typename Flat<Op>::ForwardOp>(Op::forward_name);
-  return call(op, Op::unpack(c));
+Residuals call_forward(const Call& c) {
+  static const auto op = find_op<AttentionSignature::Function<Residuals::Tuple>>("posenc::_attention_forward");
+  return Residuals::of(AttentionSignature::apply(c, [](const auto&... a) { return op.call(a...); }));
 }
 
-template <typename Op>
-std::vector<Tensor> call_backward(const Saved& s, const Call& c) {
-  static const auto op = find_op<typename Flat<Op>::BackwardOp>(Op::backward_name);
-  const at::TensorList state(s.state);
-  const at::IntArrayRef wanted(s.wanted);
-  const auto saved = std::tie(s.grad_out, s.grad_lse, s.out, s.lse, s.seed, state, wanted);
-  return call(op, std::tuple_cat(saved, Op::unpack(c)));
+Gradients call_backward(const BackwardArgs& b, const Call& c) {
+  static const auto op = find_op<BackwardFunction>("posenc::_attention_backward");
+  const auto& s = b.saved;
+  const auto tuple = AttentionSignature::apply(c, [&](const auto&... a) {
+    return op.call(b.grad_out, b.grad_lse, s.out, s.lse, s.seed, s.largest, s.total, s.counts, b.wanted, a...);
+  });
+  return std::apply([](const auto&... each) { return Gradients{each...}; }, tuple);
 }
-
-#define INSTANTIATE(Op)                            \
-  template OutAndLse call_public<Op>(const Call&); \
-  template Forward call_forward<Op>(const Call&);  \
-  template std::vector<Tensor> call_backward<Op>(const Saved&, const Call&)
-INSTANTIATE(Dot);
-INSTANTIATE(Relative);
-INSTANTIATE(Cope);
-INSTANTIATE(Piecewise);
-#undef INSTANTIATE
 
 Tensor attention_logits(const Tensor& query, const Tensor& key, const AttentionFuncOptions& o) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
-                     std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>(
-          "posenc::_attention_logits");
-  return op.call(query, key, o.is_causal(), o.scale(), o.key_mask(), o.window(), o.segment_ids(), o.q_positions(),
-                 o.k_positions(), o.alibi_slopes(), o.distance_bias(), o.bias(), o.log_decay());
+  return call_logits(dot_call(o, query, key));
 }
 
 Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const Tensor& rel_k,
                                  const RelativeAttentionFuncOptions& o) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, bool, std::optional<double>, const OptionalTensor&,
-                     std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&)>(
-          "posenc::_relative_attention_logits");
-  return op.call(query, key, rel_k, o.is_causal(), o.scale(), o.key_mask(), o.window(), o.segment_ids(),
-                 o.q_positions(), o.k_positions());
+  return call_logits(relative_call(o, query, key, rel_k));
 }
 
 Tensor cope_attention_logits(const Tensor& query, const Tensor& key, const Tensor& pos_emb,
                              const CopeAttentionFuncOptions& o) {
-  static const auto op = find_op<Tensor(
-      const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, std::optional<double>,
-      bool, const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&)>("posenc::_cope_attention_logits");
-  return op.call(query, key, pos_emb, o.gate_key(), o.gate_bias(), o.scale(), o.scale_position_logits(), o.key_mask(),
-                 o.window(), o.segment_ids());
+  return call_logits(cope_call(o, query, key, pos_emb));
 }
 
 Tensor piecewise_attention_logits(const Tensor& q_near, const Tensor& k_near, const Tensor& q_far, const Tensor& k_far,
                                   int64_t threshold, const PiecewiseAttentionFuncOptions& o) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, bool, std::optional<double>,
-                     const OptionalTensor&, std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&,
-                     const OptionalTensor&)>("posenc::_piecewise_attention_logits");
-  return op.call(q_near, k_near, q_far, k_far, threshold, o.is_causal(), o.scale(), o.key_mask(), o.window(),
-                 o.segment_ids(), o.q_positions(), o.k_positions());
+  return call_logits(piecewise_call(o, q_near, k_near, q_far, k_far, threshold));
+}
+
+OutAndLse fire_attention(const Tensor& query, const Tensor& key, const Tensor& value, const FireTerms& fire,
+                         const AttentionFuncOptions& o) {
+  return call_with(with_fire(dot_call(o, query, key), fire), value);
+}
+
+Tensor fire_logits(const Tensor& query, const Tensor& key, const FireTerms& fire, const AttentionFuncOptions& o) {
+  return call_logits(with_fire(dot_call(o, query, key), fire));
 }
 
 }  // namespace attention_ops
@@ -142,32 +198,26 @@ using namespace attention_ops;
 
 std::tuple<Tensor, Tensor> attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const AttentionFuncOptions& o) {
-  return call_public<Dot>(Dot::pack(query, key, value, o.is_causal(), o.scale(), o.key_mask(), o.window(),
-                                    o.segment_ids(), o.q_positions(), o.k_positions(), o.alibi_slopes(),
-                                    o.distance_bias(), o.bias(), o.log_decay(), o.dropout_p()));
+  return call_with(dot_call(o, query, key), value);
 }
 
 std::tuple<Tensor, Tensor> relative_attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,
                                                        const Tensor& rel_k, const OptionalTensor& rel_v,
                                                        const RelativeAttentionFuncOptions& o) {
-  return call_public<Relative>(Relative::pack(query, key, value, rel_k, rel_v, o.is_causal(), o.scale(), o.key_mask(),
-                                              o.window(), o.segment_ids(), o.q_positions(), o.k_positions(),
-                                              o.dropout_p()));
+  Call c = relative_call(o, query, key, rel_k);
+  c.inputs[kRelV] = rel_v;
+  return call_with(std::move(c), value);
 }
 
 std::tuple<Tensor, Tensor> cope_attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,
                                                    const Tensor& pos_emb, const CopeAttentionFuncOptions& o) {
-  return call_public<Cope>(Cope::pack(query, key, value, pos_emb, o.gate_key(), o.gate_bias(), o.scale(),
-                                      o.scale_position_logits(), o.key_mask(), o.window(), o.segment_ids(),
-                                      o.dropout_p()));
+  return call_with(cope_call(o, query, key, pos_emb), value);
 }
 
 std::tuple<Tensor, Tensor> piecewise_attention_with_lse(const Tensor& q_near, const Tensor& k_near, const Tensor& q_far,
                                                         const Tensor& k_far, const Tensor& value, int64_t threshold,
                                                         const PiecewiseAttentionFuncOptions& o) {
-  return call_public<Piecewise>(Piecewise::pack(q_near, k_near, q_far, k_far, value, threshold, o.is_causal(),
-                                                o.scale(), o.key_mask(), o.window(), o.segment_ids(), o.q_positions(),
-                                                o.k_positions(), o.dropout_p()));
+  return call_with(piecewise_call(o, q_near, k_near, q_far, k_far, threshold), value);
 }
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const AttentionFuncOptions& options) {

@@ -1,7 +1,9 @@
 #include <posenc/nn/fire.h>
 
 #include "nn/additive_call.h"
+#include "nn/score_call.h"
 
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
@@ -11,9 +13,10 @@
 namespace posenc::nn {
 namespace {
 
-bias_ops::FireParameters parameters_of(FIREImpl& module) {
+attention_ops::FireTerms fire_terms(FIREImpl& module, const bias_ops::Span& span) {
   const auto &in = module.mlp->at<torch::nn::LinearImpl>(0), &out = module.mlp->at<torch::nn::LinearImpl>(2);
-  return {module.c, module.threshold, in.weight, in.bias, out.weight, out.bias};
+  return bias_ops::fire_terms({module.c, module.threshold, in.weight, in.bias, out.weight, out.bias},
+                              module.options.eps(), span);
 }
 
 }  // namespace
@@ -59,12 +62,20 @@ void FIREImpl::pretty_print(std::ostream& stream) const {
 
 std::tuple<at::Tensor, at::Tensor> FIREImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                              const at::Tensor& value, const AttendOptions& call) {
-  return bias_ops::fire_attention(query, key, value, parameters_of(*this), options.eps(),
-                                  call_options(call, scale_of(call)));
+  const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
+  return attention_ops::fire_attention(query, key, value, fire, call_options(call, scale_of(call)));
+}
+
+at::Tensor FIREImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
+  check_no_dropout("logits", call);
+  const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
+  return attention_ops::fire_logits(query, key, fire, call_options(call, scale_of(call)));
 }
 
 ScoreTerms FIREImpl::terms(const ScoreCall& call) {
-  return {.bias = bias_ops::fire_bias(parameters_of(*this), options.eps(), span_of(call))};
+  const auto options = AttentionFuncOptions().q_positions(call.q_positions).k_positions(call.k_positions);
+  return {.bias = attention_ops::fire_logits(at::zeros_like(call.query), at::zeros_like(call.key),
+                                             fire_terms(*this, span_of(call)), options)};
 }
 
 }  // namespace posenc::nn

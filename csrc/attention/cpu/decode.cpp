@@ -18,19 +18,19 @@ template <typename T>
 class DecodeJobs {
  public:
   DecodeJobs(const Call& c, int64_t seed)
-      : c_(c), n_(c), rules_(c), seed_(seed), shape_(rules_.shape()), rows_(n_.share * n_.queries) {
+      : c_(c), n_(c), call_(c), seed_(seed), spec_(call_.workspace_spec()), rows_(n_.heads_per_group * n_.queries) {
     const int64_t threads = n_.products() < kSerialProducts ? 1 : at::get_num_threads();
     parts_ = std::clamp<int64_t>(ceil_div(threads, pairs()), 1, ceil_div(n_.keys, kSplitKeys));
     grain_ = threads == 1 ? pairs() * parts_ : 1;
-    walks_bands_ = c.has(kPosEmb) && parts_ > 1;
-    states_ = at::empty({pairs(), parts_ + walks_bands_, rows_ * (2 + sums_row())},
+    walks_first_ = call_.terms().counts_from_query() && parts_ > 1;
+    states_ = at::empty({pairs(), parts_ + walks_first_, rows_ * (2 + sums_row())},
                         at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value));
   }
 
   void run() {
     std::vector<int64_t> keys(pairs(), n_.keys);
-    if (walks_bands_) {
-      // Positions count leftwards from the queries, one part after another, until further keys are all at the last.
+    if (walks_first_) {
+      // A term that counts from the queries walks keys from the last on, until it has found what it counts.
       at::parallel_for(0, pairs(), grain_, [&](int64_t begin, int64_t end) {
         for (int64_t pair = begin; pair < end; ++pair) {
           run_part(pair, parts_, 0, n_.keys, &keys[pair]);
@@ -45,16 +45,17 @@ class DecodeJobs {
     });
   }
 
-  void write(const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) const {
+  void write(const Tensor& out, const Residuals& r) const {
     std::vector<T> sums(sums_row());
     for (int64_t pair = 0; pair < pairs(); ++pair) {
       for (int64_t row = 0; row < rows_; ++row) {
-        const int64_t b = pair / n_.groups, h = pair % n_.groups * n_.share + row / n_.queries, q = row % n_.queries;
+        const int64_t b = pair / n_.groups, h = pair % n_.groups * n_.heads_per_group + row / n_.queries,
+                      q = row % n_.queries;
         const auto [largest, total] = merge(pair, row, sums.data());
-        lse.mutable_data_ptr<T>()[(b * n_.heads + h) * n_.queries + q] =
+        r.lse.mutable_data_ptr<T>()[(b * n_.heads + h) * n_.queries + q] =
             total == T(0) ? -std::numeric_limits<T>::infinity()
                           : static_cast<T>((largest + std::log2(static_cast<double>(total))) * kLn2);
-        const SoftmaxState<T> softmax = softmax_state<T>(state, b * n_.heads + h);
+        const SoftmaxState<T> softmax = softmax_state<T>(r, b * n_.heads + h);
         if (softmax.largest != nullptr) {
           softmax.largest[q] = largest;
           softmax.total[q] = total;
@@ -78,59 +79,47 @@ class DecodeJobs {
   /// stop: null, or the part walks the band and writes where it begins.
   void run_part(int64_t pair, int64_t part, int64_t first_key, int64_t last_key, int64_t* stop) const {
     const int64_t b = pair / n_.groups, g = pair % n_.groups;
-    std::vector<Scores<T>> scores;
+    std::vector<Heads<T>> heads;
     std::vector<Dropout> dropouts;
-    for (int64_t h = g * n_.share; h < (g + 1) * n_.share; ++h) {
-      scores.push_back(rules_.scores(b, h));
+    for (int64_t h = g * n_.heads_per_group; h < (g + 1) * n_.heads_per_group; ++h) {
+      heads.push_back(call_.terms().heads(b, h));
       dropouts.push_back(dropout_of(c_, seed_, b * n_.heads + h));
     }
     DecodeJob<T> job{};
-    job.shape = shape_;
-    job.visible = rules_.visibility(b);
-    job.scores = scores.data();
+    job.width = n_.width;
+    job.value_width = n_.value_width;
+    job.visible = call_.visibility(b);
+    job.head_terms = heads.data();
     job.dropouts = dropouts.data();
-    job.heads = n_.share;
+    job.heads = n_.heads_per_group;
     job.queries = n_.queries;
     job.first_key = first_key;
     job.last_key = last_key;
-    job.saturated = walks_bands_ && stop == nullptr;
     job.stop = stop;
     job.largest = state(pair, part);
     job.total = job.largest + rows_;
     job.sums = job.total + rows_;
     job.sums_row = sums_row();
-    Memory& memory = thread_memory();
-    enter_queries_and_keys(job, b, g, memory);
-    KernelsOf<T>::decode(job, memory.workspace.get<T>(KernelsOf<T>::decode_workspace(shape_, rows_)));
-  }
-
-  void enter_queries_and_keys(DecodeJob<T>& job, int64_t b, int64_t g, Memory& memory) const {
-    const double scale = c_.score_scale();
-    const int64_t size = rows_ * query_row();
-    T* queries = memory.key.get<T>(2 * size);
-    job.query = pack(c_.query(), b, g, scale, queries);
+    const auto pack = [&](Input memory, const Tensor& x, double scale) { return pack_queries(memory, x, b, g, scale); };
+    job.query = pack(kQuery, c_.query(), c_.score_scale());
     job.key = rows_of(c_.key(), b, g);
     job.value = rows_of(c_.value(), b, g);
-    if (c_.has(kFarQuery)) {
-      job.far_query = pack(c_[kFarQuery], b, g, scale, queries + size);
-      job.far_key = rows_of(c_[kFarKey], b, g);
-    }
-    if (c_.has(kPosEmb)) {
-      job.position_query = pack(c_.query(), b, g, job.scores->contextual.scale, queries + size);
-    }
-    if (c_.has(kGateKey)) {
-      job.gate_key = rows_of(c_[kGateKey], b, g);
-    }
+    const auto keys_of = [&](Input input) { return rows_of(c_[input], b, g); };
+    job.rows = call_.terms().decode_rows(pack, keys_of, /*stopped=*/walks_first_ && stop == nullptr);
+    const int64_t size = KernelsOf<T>::decode_workspace(spec_, job.heads, job.queries);
+    KernelsOf<T>::decode(job, thread_memory().workspace.get<T>(size));
   }
 
-  /// The queries of a pair times scale * log2 e: scores are in base 2.
-  PackedRows<T> pack(const Tensor& x, int64_t b, int64_t g, double scale, T* to) const {
-    const int64_t head = n_.queries * query_row();
-    for (int64_t i = 0; i < n_.share; ++i) {
-      KernelsOf<T>::pack(rows_of(x, b, g * n_.share + i), n_.queries, n_.width, query_row(), to + i * head);
+  /// The queries of a group times scale * log2 e, as scores are in base 2, in memory of this thread.
+  PackedRows<T> pack_queries(Input memory, const Tensor& x, int64_t b, int64_t g, double scale) const {
+    const int64_t of_head = n_.queries * query_row(), size = rows_ * query_row();
+    T* to = thread_memory().inputs[memory].get<T>(size);
+    for (int64_t i = 0; i < n_.heads_per_group; ++i) {
+      KernelsOf<T>::pack(rows_of(x, b, g * n_.heads_per_group + i), n_.queries, n_.width, query_row(),
+                         to + i * of_head);
     }
     const T factor = static_cast<T>(scale * kLog2E);
-    std::transform(to, to + n_.share * head, to, [factor](T q) { return q * factor; });
+    std::transform(to, to + size, to, [factor](T q) { return q * factor; });
     return {to, query_row()};
   }
 
@@ -157,12 +146,12 @@ class DecodeJobs {
 
   const Call& c_;
   Sizes n_;
-  Rules<T> rules_;
+  PreparedCall<T> call_;
   int64_t seed_;
-  Shape shape_;
+  WorkspaceSpec<T> spec_;
   int64_t rows_, grain_, parts_;
-  /// Whether parts of their own count positions: then the others begin where all keys are at the last one.
-  bool walks_bands_;
+  /// Whether a part of its own walks keys from the last on; the others begin where it stopped.
+  bool walks_first_;
   Tensor states_;
 };
 
@@ -170,19 +159,19 @@ class DecodeJobs {
 
 bool decodes(const Call& c) {
   const Sizes n(c);
-  const auto adjacent = [&](Slot slot) { return !c.has(slot) || c[slot].stride(3) == 1 || c[slot].size(3) == 1; };
-  return n.queries <= 8 && n.share * n.queries <= 32 && adjacent(kKey) && adjacent(kValue) && adjacent(kFarKey) &&
-         adjacent(kGateKey);
+  const auto adjacent = [&](Input x) { return !c.has(x) || c[x].stride(3) == 1 || c[x].size(3) == 1; };
+  return n.queries <= 8 && n.heads_per_group * n.queries <= 32 && adjacent(kKey) && adjacent(kValue) &&
+         adjacent(kFarKey) && adjacent(kGateKey);
 }
 
 template <typename T>
-void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
+void run_decode(const Call& c, int64_t seed, const Tensor& out, const Residuals& r) {
   DecodeJobs<T> jobs(c, seed);
   jobs.run();
-  jobs.write(out, lse, state);
+  jobs.write(out, r);
 }
 
-template void run_decode<float>(const Call&, int64_t, const Tensor&, const Tensor&, const std::vector<Tensor>&);
-template void run_decode<double>(const Call&, int64_t, const Tensor&, const Tensor&, const std::vector<Tensor>&);
+template void run_decode<float>(const Call&, int64_t, const Tensor&, const Residuals&);
+template void run_decode<double>(const Call&, int64_t, const Tensor&, const Residuals&);
 
 }  // namespace posenc::attention_ops

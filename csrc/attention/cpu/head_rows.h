@@ -10,6 +10,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 namespace posenc::attention_ops {
 
@@ -39,11 +41,11 @@ struct KernelsOf<float> {
   static constexpr auto pack = [](auto&&... a) { forward_kernels().pack_float(a...); };
   static constexpr auto unpack = [](auto&&... a) { forward_kernels().unpack_float(a...); };
   static constexpr auto forward = [](auto&&... a) { forward_kernels().forward_float(a...); };
-  static constexpr auto forward_workspace = [](auto... a) { return forward_kernels().workspace_float(a...); };
+  static constexpr auto forward_workspace = [](const auto&... a) { return forward_kernels().workspace_float(a...); };
   static constexpr auto decode = [](auto&&... a) { decode_kernels().decode_float(a...); };
-  static constexpr auto decode_workspace = [](auto... a) { return decode_kernels().workspace_float(a...); };
+  static constexpr auto decode_workspace = [](const auto&... a) { return decode_kernels().workspace_float(a...); };
   static constexpr auto backward = [](auto&&... a) { backward_kernels().backward_float(a...); };
-  static constexpr auto backward_workspace = [](auto... a) { return backward_kernels().workspace_float(a...); };
+  static constexpr auto backward_workspace = [](const auto&... a) { return backward_kernels().workspace_float(a...); };
 };
 template <>
 struct KernelsOf<double> {
@@ -51,11 +53,11 @@ struct KernelsOf<double> {
   static constexpr auto pack = [](auto&&... a) { forward_kernels().pack_double(a...); };
   static constexpr auto unpack = [](auto&&... a) { forward_kernels().unpack_double(a...); };
   static constexpr auto forward = [](auto&&... a) { forward_kernels().forward_double(a...); };
-  static constexpr auto forward_workspace = [](auto... a) { return forward_kernels().workspace_double(a...); };
+  static constexpr auto forward_workspace = [](const auto&... a) { return forward_kernels().workspace_double(a...); };
   static constexpr auto decode = [](auto&&... a) { decode_kernels().decode_double(a...); };
-  static constexpr auto decode_workspace = [](auto... a) { return decode_kernels().workspace_double(a...); };
+  static constexpr auto decode_workspace = [](const auto&... a) { return decode_kernels().workspace_double(a...); };
   static constexpr auto backward = [](auto&&... a) { backward_kernels().backward_double(a...); };
-  static constexpr auto backward_workspace = [](auto... a) { return backward_kernels().workspace_double(a...); };
+  static constexpr auto backward_workspace = [](const auto&... a) { return backward_kernels().workspace_double(a...); };
 };
 
 /// A row's width with its last vector filled up.
@@ -81,7 +83,8 @@ inline MutableRows mutable_rows_of(const Tensor& x, int64_t batch, int64_t head,
           element_type(x)};
 }
 
-/// Keys or values of one head after another as packed rows: where they lie if that serves, else in a copy of one head.
+/// Keys or values of one head after another as packed rows. Reads a head in place if its layout fits, else packs it
+/// into memory of the thread.
 template <typename T>
 class HeadRows {
  public:
@@ -139,55 +142,69 @@ bool multiplies_pairs(const Call& c) {
 
 /// Memory that a thread keeps from call to call.
 struct Memory {
-  ThreadMemory workspace, key, value, far_key, gate_key, key_pairs, value_pairs;
+  ThreadMemory workspace, key_pairs, value_pairs;
+  /// Copies of an input's rows.
+  std::array<ThreadMemory, kInputs> inputs;
 };
 inline Memory& thread_memory() {
   thread_local Memory memory;
   return memory;
 }
 
-/// The rows of all keys of a call, and its values.
+/// What a job is about: a batch row, a head, and the group of heads that share keys.
+struct JobPlace {
+  int64_t batch, head, group, first_query;
+};
+
+/// Rows of an input that has keys, for one head after another. Null where the call lacks it.
+template <typename T>
+class KeyRowsOf {
+ public:
+  KeyRowsOf(const Call& c, Input input, bool walked_often) : input_(input) {
+    if (c.has(input)) {
+      rows_.emplace(c[input], walked_often);
+    }
+  }
+  PackedRows<T> head(const JobPlace& place) {
+    return rows_ ? rows_->head(place.batch, place.group, thread_memory().inputs[input_]) : PackedRows<T>{};
+  }
+
+ private:
+  Input input_;
+  std::optional<HeadRows<T>> rows_;
+};
+
+/// The rows of a call's keys and values.
 template <typename T>
 struct KeyRows {
-  KeyRows(const Call& c, bool walked_often) : key(c.key(), walked_often), value(c.value(), walked_often) {
+  KeyRows(const Call& c, bool walked_often) : key(c, kKey, walked_often), value(c, kValue, walked_often) {
     if (multiplies_pairs<T>(c)) {
       key_pairs.emplace(c.key(), walked_often, /*as_pairs=*/true);
       value_pairs.emplace(c.value(), walked_often, /*as_pairs=*/true);
     }
-    if (c.has(kFarKey)) {
-      far_key.emplace(c[kFarKey], walked_often);
-    }
-    if (c.has(kGateKey)) {
-      gate_key.emplace(c[kGateKey], walked_often);
-    }
   }
 
-  /// What a job of either pass needs of the head's keys.
+  /// What a job of either pass needs of them.
   template <typename Job>
-  void enter(Job& job, int64_t batch, int64_t group, Memory& memory) {
+  void enter(Job& job, const JobPlace& place) {
     constexpr bool kForward = std::is_same_v<Job, ForwardJob<T>>;
+    Memory& memory = thread_memory();
     if (key_pairs) {
-      job.key_pairs = key_pairs->head(batch, group, memory.key_pairs);
+      job.key_pairs = key_pairs->head(place.batch, place.group, memory.key_pairs);
     }
     if constexpr (!kForward) {
       if (value_pairs) {
-        job.value_pairs = value_pairs->head(batch, group, memory.value_pairs);
+        job.value_pairs = value_pairs->head(place.batch, place.group, memory.value_pairs);
       }
     }
     if (!kForward || !key_pairs) {
-      job.key = key.head(batch, group, memory.key);
+      job.key = key.head(place);
     }
-    job.value = value.head(batch, group, memory.value);
-    if (far_key) {
-      job.scores.far.key = far_key->head(batch, group, memory.far_key);
-    }
-    if (gate_key) {
-      job.scores.contextual.gate_key = gate_key->head(batch, group, memory.gate_key);
-    }
+    job.value = value.head(place);
   }
 
-  HeadRows<T> key, value;
-  std::optional<HeadRows<T>> far_key, gate_key, key_pairs, value_pairs;
+  KeyRowsOf<T> key, value;
+  std::optional<HeadRows<T>> key_pairs, value_pairs;
 };
 
 }  // namespace posenc::attention_ops

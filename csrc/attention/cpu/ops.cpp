@@ -3,7 +3,7 @@
 #include "attention/cpu/ops.h"
 
 #include "attention/checks.h"
-#include "attention/reference/reference.h"
+#include "attention/reference.h"
 #include "attention/registration.h"
 #include "attention/results.h"
 
@@ -15,19 +15,19 @@ namespace posenc::attention_ops {
 namespace {
 
 template <typename T>
-void run(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
-  const bool wants_bands = c.has(kPosEmb) && !state.empty();
-  if (!wants_bands && decodes(c)) {
-    run_decode<T>(c, seed, out, lse, state);
+void run(const Call& c, int64_t seed, const Tensor& out, const Residuals& r) {
+  const bool wants_counts = r.counts.defined() && r.counts.numel() != 0;
+  if (!wants_counts && decodes(c)) {
+    run_decode<T>(c, seed, out, r);
   } else {
-    run_forward<T>(c, seed, out, lse, state);
+    run_forward<T>(c, seed, out, r);
   }
 }
 
 bool is_empty(const Call& c) { return c.query().numel() == 0 || c.key().numel() == 0; }
 
-void run(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state) {
-  lse.scalar_type() == at::kDouble ? run<double>(c, seed, out, lse, state) : run<float>(c, seed, out, lse, state);
+void run(const Call& c, int64_t seed, const Tensor& out, const Residuals& r) {
+  r.lse.scalar_type() == at::kDouble ? run<double>(c, seed, out, r) : run<float>(c, seed, out, r);
 }
 
 Tensor scalar(int64_t x) {
@@ -44,46 +44,52 @@ int64_t drawn_seed(const Call& c) {
 OutAndLse attention_cpu(const Call& c) {
   check(c);
   if (is_empty(c)) {
-    auto [out, lse, seed, state] = reference::forward(c, reference::Mode::kEager);
-    return {out.to(c.query().scalar_type()), lse};
+    const Residuals r = reference::forward(c, reference::Mode::kEager);
+    return {r.out.to(c.query().scalar_type()), r.lse};
   }
-  Tensor out = empty_out(c), lse = empty_lse(c);
-  run(c, drawn_seed(c), out, lse, {});
-  return {std::move(out), std::move(lse)};
+  Residuals r;
+  r.lse = empty_lse(c);
+  Tensor out = empty_out(c);
+  run(c, drawn_seed(c), out, r);
+  return {std::move(out), std::move(r.lse)};
 }
 
-Forward attention_forward_cpu(const Call& c) {
+Residuals attention_forward_cpu(const Call& c) {
   check(c);
   if (is_empty(c)) {
     return reference::forward(c, reference::Mode::kEager);
   }
-  const Tensor out = empty_out(c, computing_dtype(c)), lse = empty_lse(c);
-  const std::vector<Tensor> state = empty_state(c);
   const int64_t seed = drawn_seed(c);
-  run(c, seed, out, lse, state);
-  return {out, lse, scalar(seed), state};
+  Residuals r{
+      empty_out(c, computing_dtype(c)), empty_lse(c), scalar(seed), empty_lse(c), empty_lse(c), empty_counts(c)};
+  run(c, seed, r.out, r);
+  return r;
 }
 
-/// A state is whole, or empty.
-void check_state(const Saved& s, const Call& c) {
-  const auto check = [&](bool fits, const auto&... got) {
-    TORCH_CHECK_VALUE(fits, c.op, ": expected the state that the forward pass left, ", state_size(c),
-                      " tensors of shape ", s.lse.sizes(), ", but got ", got...);
+void check_residuals(const BackwardArgs& b, const Call& c) {
+  const auto expect = [&](const char* name, const Tensor& x, at::IntArrayRef sizes, at::ScalarType type) {
+    TORCH_CHECK_VALUE(x.sizes() == sizes && x.scalar_type() == type, op_name(c), ": expected ", name,
+                      " that the forward pass left, ", type, " of shape ", sizes, ", but got ", x.scalar_type(),
+                      " of shape ", x.sizes());
   };
-  check(s.state.empty() || s.state.size() == state_size(c), s.state.size());
-  for (const Tensor& x : s.state) {
-    check(x.sizes() == s.lse.sizes(), "one of shape ", x.sizes());
+  const int64_t batch = c.query().size(0), heads = c.query().size(1), queries = c.query().size(2);
+  const int64_t by_query[] = {batch, heads, queries}, counted[] = {batch, heads, 3, queries}, none[] = {0};
+  const auto type = computing_dtype(c);
+  for (const auto& [name, x] :
+       {std::pair("lse", b.saved.lse), {"largest", b.saved.largest}, {"total", b.saved.total}}) {
+    expect(name, x, by_query, type);
   }
+  expect("counts", b.saved.counts, c.has(kPosEmb) ? at::IntArrayRef(counted) : at::IntArrayRef(none),
+         type == at::kDouble ? at::kLong : at::kInt);
 }
 
-std::vector<Tensor> attention_backward_cpu(const Saved& s, const Call& c) {
+Gradients attention_backward_cpu(const BackwardArgs& b, const Call& c) {
   check(c);
-  check_state(s, c);
-  const bool lacks_state = c.has(kPosEmb) && s.state.empty();
-  if (is_empty(c) || lacks_state) {
-    return reference::backward(s, c, reference::Mode::kEager);
+  if (is_empty(c)) {
+    return reference::backward(b, c, reference::Mode::kEager);
   }
-  return s.lse.scalar_type() == at::kDouble ? run_backward<double>(s, c) : run_backward<float>(s, c);
+  check_residuals(b, c);
+  return b.saved.lse.scalar_type() == at::kDouble ? run_backward<double>(b, c) : run_backward<float>(b, c);
 }
 
 TORCH_LIBRARY_IMPL(posenc, CPU, m) { register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m); }

@@ -9,15 +9,15 @@ namespace posenc::attention_ops {
 /// Whether the call has few queries over keys that can be read where they lie.
 bool decodes(const Call& c);
 
-/// Writes out (B, H, Tq, Dv), lse (B, H, Tq) and state (empty: not wanted) of a call of float (double for float64);
-/// seed is dropout's.
+/// Writes out (B, H, Tq, Dv), r.lse and, where they have elements, r.largest, r.total and r.counts. `seed` seeds the
+/// dropout mask. T is float (double for float64).
 template <typename T>
-void run_forward(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state);
+void run_forward(const Call& c, int64_t seed, const Tensor& out, const Residuals& r);
+/// The same but r.counts.
 template <typename T>
-void run_decode(const Call& c, int64_t seed, const Tensor& out, const Tensor& lse, const std::vector<Tensor>& state);
+void run_decode(const Call& c, int64_t seed, const Tensor& out, const Residuals& r);
 
-/// The gradients that s.wanted names.
 template <typename T>
-std::vector<Tensor> run_backward(const Saved& s, const Call& c);
+Gradients run_backward(const BackwardArgs& b, const Call& c);
 
 }  // namespace posenc::attention_ops

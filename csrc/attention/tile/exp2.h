@@ -2,7 +2,7 @@
 
 /// Powers of two, for kernel files only.
 
-#include "attention/cpu/loops/kernel.h"
+#include "attention/tile/types.h"
 #include "cpu/vec.h"
 
 namespace posenc::attention_ops {

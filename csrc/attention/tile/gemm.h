@@ -6,7 +6,7 @@
 /// On the diagonal of a causal tile, key k is seen by queries q >= k + diagonal only: whole register tiles beyond it
 /// are left out. Off the diagonal `diagonal` is kNoDiagonal.
 
-#include "attention/cpu/loops/kernel.h"
+#include "attention/tile/types.h"
 #include "cpu/vec.h"
 
 #include <algorithm>

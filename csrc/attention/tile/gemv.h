@@ -301,7 +301,7 @@ void sum_rows(const T* weights, int64_t rows, const BlockRows<Element>& value, i
 
 /// Whether any element of a block is NaN or infinite.
 template <typename T, typename Element>
-bool any_infinite_element(const BlockRows<Element>& rows, int64_t width) {
+bool any_nonfinite_element(const BlockRows<Element>& rows, int64_t width) {
   Vec<T> sum(T(0));  // x * 0 is NaN for such x, and stays it
   for (int64_t k = 0; k < rows.keys; ++k) {
     for_each_step<T, Element>(width, [&](int64_t d, const auto& load) {
@@ -311,6 +311,22 @@ bool any_infinite_element(const BlockRows<Element>& rows, int64_t width) {
   }
   const T total = cpu::sum_lanes(sum);
   return total != total;
+}
+
+/// Copies rows of queries for products with Element.
+template <typename T, typename Element = T>
+void arrange_rows(const PackedRows<T>& from, int64_t rows, int64_t width, T* to) {
+  for (int64_t r = 0; r < rows; ++r) {
+    arrange<T, Element>(from.data + r * from.row, width, to + r * whole_steps<T>(width));
+  }
+}
+
+/// to[row][entry] = query . table row of the entries first .. first + count - 1, for queries from arrange_rows().
+template <typename T>
+void multiply_table(const PackedRows<T>& table, int64_t first, int64_t count, const T* query, int64_t queries,
+                    int64_t width, T* to, int64_t to_row) {
+  const BlockRows<T> rows{table.from(first).data, table.row, count, /*ahead=*/0};
+  score_rows(query, whole_steps<T>(width), queries, rows, width, to, to_row);
 }
 
 }  // namespace

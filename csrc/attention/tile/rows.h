@@ -101,6 +101,14 @@ void unpack_rows(const T* rows, int64_t row, int64_t count, int64_t width, const
   });
 }
 
+/// Writes scale * rows, rows of the padded width.
+template <typename T>
+void unpack_scaled(const T* rows, int64_t count, int64_t width, double scale, const MutableRows& to) {
+  T factor[kTileQueries];
+  std::fill(factor, factor + count, static_cast<T>(scale));
+  unpack_rows(rows, padded<T>(width), count, width, factor, to);
+}
+
 template <typename T>
 void scale_rows(T* rows, int64_t count, double scale) {
   std::transform(rows, rows + count, rows, [&](T x) { return x * static_cast<T>(scale); });
@@ -109,21 +117,22 @@ void scale_rows(T* rows, int64_t count, double scale) {
 /// Tiles, or blocks, whose products with values are summed together: sums of such sums lose less on a long row.
 constexpr int64_t kSumsTogether = 32;
 
-/// Adds rows of sums to older ones, which lack the factors `since`, and begins both anew.
+/// Flushes `sums` into `flushed`, which is first multiplied by the factors collected since the last flush, and begins
+/// sums and factors anew.
 template <typename T>
-void set_sums_aside(int64_t rows, int64_t width, T* sums, T* older, T* since) {
+void flush_sums(int64_t rows, int64_t width, T* sums, T* flushed, T* scale_since_flush) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t i = r * width; i < (r + 1) * width; ++i) {
-      older[i] = older[i] * since[r] + sums[i];
+      flushed[i] = flushed[i] * scale_since_flush[r] + sums[i];
       sums[i] = T(0);
     }
-    since[r] = T(1);
+    scale_since_flush[r] = T(1);
   }
 }
 
 /// Whether any of rows x width elements is NaN or infinite.
 template <typename T>
-bool any_infinite(const T* rows, int64_t row, int64_t count, int64_t width) {
+bool any_nonfinite(const T* rows, int64_t row, int64_t count, int64_t width) {
   Vec<T> sum(T(0));  // x * 0 is NaN for such x, and stays it
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t d = 0; d < width; d += Vec<T>::size()) {

@@ -3,7 +3,6 @@
 /// A tile of scores and what hides them, for kernel files only. Scores lie transposed, [key][query], so that the lanes
 /// of a vector are queries and everything along a row of keys (maximum, sum, distance) is done without shuffles.
 
-#include "attention/cpu/loops/kernel.h"
 #include "attention/dropout.h"
 #include "attention/tile/rows.h"
 
@@ -39,21 +38,45 @@ struct Range {
   Number smallest, largest;
 };
 
+/// NaN where one is.
 template <typename Number>
 Range<Number> range_of(const Number* x, int64_t n) {
   Range<Number> r{x[0], x[0]};
   for (int64_t i = 1; i < n; ++i) {
+    if (x[i] != x[i]) {
+      return {x[i], x[i]};
+    }
     r.smallest = x[i] < r.smallest ? x[i] : r.smallest;
     r.largest = x[i] > r.largest ? x[i] : r.largest;
   }
   return r;
 }
 
+/// Larger than any distance that matters, and small enough to be added to.
+constexpr int64_t kFar = int64_t{1} << 62;
+
+/// a - b, at most kFar in magnitude.
+inline int64_t difference(int64_t a, int64_t b) {
+  int64_t d;
+  if (__builtin_sub_overflow(a, b, &d)) {
+    return a < b ? -kFar : kFar;
+  }
+  return std::clamp(d, -kFar, kFar);
+}
+/// a - b, where equal times are, infinite ones too.
+inline double difference(double a, double b) { return a == b ? 0.0 : a - b; }
+
+/// Calls body(queries, keys) with the positions of a call that gives them one by one.
+template <typename Body>
+auto with_positions(const Visibility& v, const Body& body) {
+  return v.q_positions != nullptr ? body(v.q_positions, v.k_positions) : body(v.q_times, v.k_times);
+}
+
 /// Keys that some query of a range may see: all where positions are given one by one.
 inline void visible_keys(const Visibility& v, int64_t first_query, int64_t queries, int64_t& begin, int64_t& end) {
   begin = 0;
   end = v.keys;
-  if (v.q_positions != nullptr) {
+  if (!v.by_index()) {
     return;
   }
   const int64_t first = first_query + v.offset, last = first + queries - 1;
@@ -76,21 +99,21 @@ int64_t clipped_entry(Number distance, int64_t radius) {
   return static_cast<int64_t>(std::clamp(distance, -bound, bound) + bound);
 }
 
-/// key - query, of all pairs of a tile.
-inline Range<double> range_of_distances(const Visibility& v, const Tile& t) {
+/// key - query, of all pairs of a tile; positions are integers.
+inline Range<int64_t> range_of_distances(const Visibility& v, const Tile& t) {
   if (v.q_positions != nullptr) {
     const auto q = range_of(v.q_positions + t.first_query, t.queries);
     const auto k = range_of(v.k_positions + t.first_key, t.keys);
-    return {k.smallest - q.largest, k.largest - q.smallest};
+    return {difference(k.smallest, q.largest), difference(k.largest, q.smallest)};
   }
   const int64_t first = t.first_key - t.first_query - v.offset;
-  return {static_cast<double>(first - (t.queries - 1)), static_cast<double>(first + t.keys - 1)};
+  return {first - (t.queries - 1), first + t.keys - 1};
 }
 
-/// How the positions of keys a .. b and queries c .. d stand to each other: all seen, none, or some.
+/// How the positions of a range of keys and of one of queries stand to each other: all seen, none, or some. What cannot
+/// be compared, NaN, is left to sees().
 template <typename Number>
 Cover cover_of_positions(const Visibility& v, Range<Number> q, Range<Number> k) {
-  const Number window = static_cast<Number>(v.window);
   bool all = true;
   if (v.causal) {
     if (k.smallest > q.largest) {
@@ -99,10 +122,11 @@ Cover cover_of_positions(const Visibility& v, Range<Number> q, Range<Number> k) 
     all = k.largest <= q.smallest;
   }
   if (v.window > 0) {
-    if (q.smallest - k.largest >= window || (!v.causal && k.smallest - q.largest >= window)) {
+    const Number window = static_cast<Number>(v.window);
+    if (difference(q.smallest, k.largest) >= window || (!v.causal && difference(k.smallest, q.largest) >= window)) {
       return Cover::kHidden;
     }
-    all = all && q.largest - k.smallest < window && (v.causal || k.largest - q.smallest < window);
+    all = all && difference(q.largest, k.smallest) < window && (v.causal || difference(k.largest, q.smallest) < window);
   }
   return all ? Cover::kAll : Cover::kSome;
 }
@@ -111,12 +135,13 @@ inline void find_cover(const Visibility& v, Tile& t) {
   t.diagonal = kNoDiagonal;
   t.cover = Cover::kHidden;
   Cover positions;
-  if (v.q_positions == nullptr) {
+  if (v.by_index()) {
     const int64_t first = t.first_query + v.offset;
     positions = cover_of_positions<int64_t>(v, {first, first + t.queries - 1}, {t.first_key, t.first_key + t.keys - 1});
   } else {
-    positions = cover_of_positions<double>(v, range_of(v.q_positions + t.first_query, t.queries),
-                                           range_of(v.k_positions + t.first_key, t.keys));
+    positions = with_positions(v, [&](const auto* q, const auto* k) {
+      return cover_of_positions(v, range_of(q + t.first_query, t.queries), range_of(k + t.first_key, t.keys));
+    });
   }
   if (positions == Cover::kHidden) {
     return;
@@ -140,7 +165,7 @@ inline void find_cover(const Visibility& v, Tile& t) {
     }
     others_all = others_all && q.smallest == q.largest && k.smallest == k.largest;
   }
-  if (others_all && positions == Cover::kSome && v.window == 0 && v.q_positions == nullptr) {
+  if (others_all && positions == Cover::kSome && v.window == 0 && v.by_index()) {
     t.cover = Cover::kDiagonal;
     t.diagonal = t.first_key - t.first_query - v.offset;
   } else {
@@ -148,10 +173,12 @@ inline void find_cover(const Visibility& v, Tile& t) {
   }
 }
 
-/// Whether a query may see a key that is `distance` (query - key) before it.
-inline bool sees_distance(const Visibility& v, double distance) {
-  const double window = static_cast<double>(v.window);
-  return (!v.causal || distance >= 0) && (v.window == 0 || (distance < window && (v.causal || -distance < window)));
+/// Whether a query at position q may see a key at position k.
+template <typename Number>
+bool sees(const Visibility& v, Number q, Number k) {
+  const Number window = static_cast<Number>(v.window);
+  return (!v.causal || k <= q) &&
+         (v.window == 0 || (difference(q, k) < window && (v.causal || difference(k, q) < window)));
 }
 
 /// mask[key][query]: 1 where seen, else 0.
@@ -164,7 +191,7 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
       std::fill(row, row + t.lanes, T(0));
       continue;
     }
-    if (v.q_positions == nullptr) {
+    if (v.by_index()) {
       // Queries first .. last - 1 see the key.
       const int64_t here = key - t.first_query - v.offset;
       const int64_t first = v.causal ? here : v.window > 0 ? here - v.window + 1 : 0;
@@ -173,10 +200,11 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
         row[q] = q >= first && q < last ? T(1) : T(0);
       }
     } else {
-      const double at = v.k_positions[key];
-      for (int64_t q = 0; q < t.queries; ++q) {
-        row[q] = sees_distance(v, v.q_positions[t.first_query + q] - at) ? T(1) : T(0);
-      }
+      with_positions(v, [&](const auto* queries, const auto* keys) {
+        for (int64_t q = 0; q < t.queries; ++q) {
+          row[q] = sees(v, queries[t.first_query + q], keys[key]) ? T(1) : T(0);
+        }
+      });
     }
     if (v.segments != nullptr) {
       const int64_t* segment = v.segments + v.keys - v.queries + t.first_query;
@@ -188,9 +216,9 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
   }
 }
 
-/// key - query of a pair of the tile, where positions are given one by one.
+/// key - query of a pair of the tile, where positions are integers that are given one by one.
 inline int64_t distance_of(const Visibility& v, const Tile& t, int64_t k, int64_t q) {
-  return static_cast<int64_t>(v.k_positions[t.first_key + k] - v.q_positions[t.first_query + q]);
+  return difference(v.k_positions[t.first_key + k], v.q_positions[t.first_query + q]);
 }
 
 /// The rows of a tile's queries, and zeros in those of the lanes between.
@@ -308,7 +336,7 @@ void for_each_vector(const Tile& t, const Body& body) {
 /// to (queries x width) += weights^T rows over the keys that each query sees: sum_over_keys() where a row is not
 /// finite.
 template <typename T>
-void sum_seen_keys(const Tile& t, const T* mask, const T* weights, const PackedRows<T>& rows, int64_t width, T* to) {
+void sum_visible_keys(const Tile& t, const T* mask, const T* weights, const PackedRows<T>& rows, int64_t width, T* to) {
   for (int64_t q = 0; q < t.queries; ++q) {
     for (int64_t k = 0; k < t.keys; ++k) {
       if (seen(t, mask, k, q)) {
@@ -350,6 +378,33 @@ void drop(const Dropout& rule, const Tile& t, T* weights) {
     for (int64_t q = 0; q < t.lanes; ++q) {
       row[q] = mix(rows[q] ^ key) >= limit ? row[q] * factor : T(0);
     }
+  }
+}
+
+/// sums[entry - first][query]: gradients of products of table rows and queries. Adds to those of the queries (null: not
+/// wanted) and of the table (data null: not wanted).
+template <typename T>
+void add_to_table_and_queries(const PackedRows<T>& table, int64_t first, int64_t count, const Tile& t, const T* sums,
+                              const T* queries, int64_t row, const GradientRows<T>& grad_table, T* grad_query) {
+  if (grad_query != nullptr) {
+    sum_over_keys<T>(sums, table.from(first), count, t.queries, row, kNoDiagonal, nullptr, grad_query);
+  }
+  if (grad_table.data != nullptr) {
+    sum_over_queries<T>(sums, queries, count, t.queries, row, kNoDiagonal, grad_table.from(first).data, grad_table.row);
+  }
+}
+
+/// key - query for each key of a block and query q; positions are integers.
+inline void fill_distances(const Visibility& v, const Tile& t, int64_t q, int64_t* to) {
+  if (!v.by_index()) {
+    for (int64_t k = 0; k < t.keys; ++k) {
+      to[k] = difference(v.k_positions[t.first_key + k], v.q_positions[q]);
+    }
+    return;
+  }
+  const int64_t first = t.first_key - v.offset - q;
+  for (int64_t k = 0; k < t.keys; ++k) {
+    to[k] = first + k;
   }
 }
 

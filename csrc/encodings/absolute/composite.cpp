@@ -1,11 +1,11 @@
 /// The absolute encodings in terms of rotary_tables and ATen, whose derivatives and batching rules they inherit.
 
+#include "common/composite.h"
 #include "encodings/absolute/checks.h"
 
 #include <posenc/ops.h>
 
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 namespace posenc::absolute_ops {
 namespace {
@@ -119,14 +119,7 @@ Tensor checked_positions_meta(const Tensor& positions, c10::SymInt) {
   return at::empty_like(positions, positions.options().dtype(at::kLong));
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
-  m.impl("_add_sinusoidal", &sinusoidal_composite);
-  m.impl("_add_learned", &learned_composite);
-  m.impl("_add_cape", &cape_composite);
-}
-
-// Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+POSENC_COMPOSITES(m) {
   m.impl("_add_sinusoidal", &sinusoidal_composite);
   m.impl("_add_learned", &learned_composite);
   m.impl("_add_cape", &cape_composite);

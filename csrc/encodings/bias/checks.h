@@ -2,7 +2,6 @@
 
 /// Argument rules of the additive score encodings, on symbolic sizes.
 
-#include "attention/checks.h"
 #include "common/checks.h"
 #include "encodings/bias/ops.h"
 
@@ -47,15 +46,17 @@ inline void check_fire(const FireParameters& p, double eps, const Span& span) {
   matrix("the MLP's first weight", p.weight_in, hidden, 1);
   matrix("the MLP's last weight", p.weight_out, heads, hidden);
   check_span(module, heads, p.c, span);
-  attention_ops::Call call{.op = module, .q_positions = span.q_positions, .k_positions = span.k_positions};
-  call.inputs[attention_ops::kQuery] = span.query;
-  call.inputs[attention_ops::kKey] = span.key;
-  attention_ops::check(call);
   for (const auto& [name, positions] :
        {std::pair("q_positions", span.q_positions), std::pair("k_positions", span.k_positions)}) {
     TORCH_CHECK_TYPE(!positions || at::isIntegralType(positions->scalar_type(), false), module, ": expected integer ",
                      name, ", as the scores depend on the distance, but got ", positions->scalar_type());
   }
+  const auto& q = span.q_positions;
+  const c10::SymInt batch = span.query.sym_size(0), length = span.query.sym_size(2);
+  TORCH_CHECK_VALUE(!q || ((q->dim() == 1 || (q->dim() == 2 && one_or(q->sym_size(0), batch))) &&
+                           holds(q->sym_size(-1).sym_eq(length))),
+                    module, ": expected q_positions of shape (", length, ") or (", batch, ", ", length, "), but got ",
+                    q ? q->sym_sizes() : span.query.sym_sizes());
 }
 
 }  // namespace posenc::bias_ops

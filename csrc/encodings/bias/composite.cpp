@@ -1,5 +1,6 @@
 /// What additive encodings add, in terms of ATen, whose derivatives and batching rules they inherit.
 
+#include "common/composite.h"
 #include "encodings/bias/checks.h"
 
 #include <ATen/ATen.h>
@@ -125,29 +126,36 @@ Tensor sandwich_composite(const Tensor& inv_freq, int64_t num_heads, const Tenso
   return both_directions(table, farthest).to(table_options(span));
 }
 
-/// ln(|c x| + 1).
-Tensor psi(const Tensor& c, const Tensor& x) { return at::log1p((c * x).abs()); }
-
-/// FIRE (arXiv 2310.04418).
-Tensor fire_composite(const Tensor& c, const Tensor& threshold, const Tensor& weight_in, const Tensor& bias_in,
-                      const Tensor& weight_out, const Tensor& bias_out, double eps, const Tensor& query,
-                      const Tensor& key, const OptionalTensor& q_positions, const OptionalTensor& k_positions) {
-  // Linear layers would round to 16 bits there.
+/// FIRE (arXiv 2310.04418). The MLP maps a number x to sums of w_out relu(w_in x + b_in), which are linear in x between
+/// the knots -b_in / w_in. Knots only choose the segment, so they need no gradient; what is linear has that of the MLP.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fire_composite(const Tensor& c, const Tensor& threshold,
+                                                                  const Tensor& weight_in, const Tensor& bias_in,
+                                                                  const Tensor& weight_out, const Tensor& bias_out,
+                                                                  double eps, const Tensor& query, const Tensor& key,
+                                                                  const OptionalTensor& q_positions,
+                                                                  const OptionalTensor& k_positions) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const Span span{query, key, q_positions, k_positions};
   check_fire({c, threshold, weight_in, bias_in, weight_out, bias_out}, eps, span);
-  const auto options = table_options(span);
-  const c10::SymInt q_len = query.sym_size(2), k_len = key.sym_size(2);
-  const auto integers = query.options().dtype(at::kLong);
-  const Tensor i = q_positions ? *q_positions : at::arange(c10::Scalar(k_len - q_len), c10::Scalar(k_len), integers);
-  const Tensor j = k_positions ? *k_positions : at::arange(c10::Scalar(k_len), integers);
-  const Tensor rate = c.to(options), limit = threshold.to(options).abs();
-  const Tensor distance = (i.to(at::kLong).unsqueeze(-1) - j.to(at::kLong).unsqueeze(-2)).abs().to(options);
-  const Tensor normaliser = psi(rate, at::maximum(limit, i.to(options))) + eps;
-  const Tensor ratio = psi(rate, distance) / normaliser.unsqueeze(-1);
-  const Tensor hidden = at::linear(ratio.unsqueeze(-1), weight_in.to(options), bias_in.to(options)).relu();
-  const Tensor bias = at::linear(hidden, weight_out.to(options), bias_out.to(options));  // (.., Tq, Tk, H)
-  return bias.movedim(-1, -3);
+  const auto wide = query.is_mps() ? at::kFloat : at::kDouble;  // MPS has no float64
+  const double never = query.is_mps() ? 1e30 : 1e300;
+  const Tensor w = weight_in.to(wide).squeeze(1), b = bias_in.to(wide), w_out = weight_out.to(wide);
+
+  const Tensor fixed_w = w.detach(), fixed_b = b.detach();
+  const Tensor crossings = at::where(fixed_w == 0, never, -fixed_b / fixed_w).clamp(-never, never);
+  const Tensor knots = std::get<0>(crossings.sort());
+  const Tensor begins = at::cat({knots.slice(0, 0, 1) - 1, knots}), ends = at::cat({knots, knots.slice(0, -1) + 1});
+  const Tensor middle = (begins / 2 + ends / 2).unsqueeze(1);
+  const Tensor active = (fixed_w * middle + fixed_b > 0).to(wide);  // (segments, hidden)
+  const Tensor offset = w_out.matmul((active * b).t()) + bias_out.to(wide).unsqueeze(1);
+  const Tensor slope = w_out.matmul((active * w).t());
+
+  const Tensor i = q_positions ? *q_positions
+                               : at::arange(c10::Scalar(key.sym_size(2) - query.sym_size(2)),
+                                            c10::Scalar(key.sym_size(2)), query.options().dtype(at::kLong));
+  const Tensor rate = c.to(wide), farthest = at::maximum(threshold.to(wide).abs(), i.to(wide));
+  const Tensor norm = at::log1p((rate * farthest).abs()) + eps;
+  return {rate, (norm.dim() == 1 ? norm.unsqueeze(0) : norm).unsqueeze(-1), knots, offset, slope};
 }
 
 /// Blocks of distances keep the table of angles small.
@@ -167,21 +175,12 @@ Tensor cosine_sums_meta(const Tensor& inv_freq, c10::SymInt length) {
   return at::empty_symint({std::move(length)}, inv_freq.options());
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
+POSENC_COMPOSITES(m) {
   m.impl("_alibi_terms", &alibi_composite);
   m.impl("_t5_table", &t5_composite);
   m.impl("_kerple_table", &kerple_composite);
   m.impl("_sandwich_table", &sandwich_composite);
-  m.impl("_fire_bias", &fire_composite);
-}
-
-// Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
-  m.impl("_alibi_terms", &alibi_composite);
-  m.impl("_t5_table", &t5_composite);
-  m.impl("_kerple_table", &kerple_composite);
-  m.impl("_sandwich_table", &sandwich_composite);
-  m.impl("_fire_bias", &fire_composite);
+  m.impl("_fire_terms", &fire_composite);
 }
 
 TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) { m.impl("_cosine_sums", &cosine_sums_kernel); }

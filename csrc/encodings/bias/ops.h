@@ -3,6 +3,8 @@
 /// The ops behind the additive score encodings, as calls through the dispatcher. The modules of posenc::nn are their
 /// public form; the ops exist so that a compiled graph can hold them and C++ and Python share one formula.
 
+#include "attention/ops.h"
+
 #include <posenc/bias.h>
 #include <posenc/ops_attention.h>
 
@@ -58,13 +60,7 @@ Tensor sandwich_table(const Tensor& inv_freq, int64_t num_heads, const Span& spa
 /// sum over k of cos(n inv_freq[k]) for n = 0 .. length - 1, in the dtype of inv_freq.
 Tensor cosine_sums(const Tensor& inv_freq, c10::SymInt length);
 
-/// FIRE's bias (H, Tq, Tk), or (B, H, Tq, Tk) where positions differ by row; materialised.
-Tensor fire_bias(const FireParameters& parameters, double eps, const Span& span);
-
-/// posenc::attention_with_lse() with FIRE's bias, which is formed for a block of queries at a time, and again in the
-/// backward. options.alibi_slopes, distance_bias and bias are not looked at.
-std::tuple<Tensor, Tensor> fire_attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                          const FireParameters& parameters, double eps,
-                                          const AttentionFuncOptions& options);
+/// FIRE's bias as terms of attention(): its MLP, of one hidden layer with ReLU over a number, is linear between knots.
+attention_ops::FireTerms fire_terms(const FireParameters& parameters, double eps, const Span& span);
 
 }  // namespace posenc::bias_ops

@@ -1,7 +1,7 @@
 /// The schemas of the additive encodings' ops, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
-#include "encodings/bias/fire_call.h"
+#include "encodings/bias/ops.h"
 
 #include <torch/library.h>
 
@@ -12,17 +12,8 @@ namespace {
 #define POSITIONS "Tensor? q_positions=None, Tensor? k_positions=None"
 #define FIRE_PARAMETERS \
   "Tensor c, Tensor threshold, Tensor weight_in, Tensor bias_in, Tensor weight_out, Tensor bias_out, float eps, "
-#define FIRE                                                                                                                  \
-  "Tensor query, Tensor key, Tensor value, " FIRE_PARAMETERS                                                                  \
-  "*, bool is_causal=False, float? scale=None, Tensor? key_mask=None, int? window=None, Tensor? segment_ids=None, " POSITIONS \
-  ", float dropout_p=0.0"
-
 TORCH_LIBRARY_FRAGMENT(posenc, m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-  // What follows query's strides or draws dropout's seed, as in the attention ops.
-  const std::vector<at::Tag> exact{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
-  const std::vector<at::Tag> drawing{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides,
-                                     at::Tag::nondeterministic_seeded};
   m.def("alibi_slopes(int num_heads, *, ScalarType dtype=float, Device? device=None) -> Tensor", tags);
   m.def(
       "t5_bucket(Tensor relative_position, *, int num_buckets=32, int max_distance=128, bool bidirectional=True) -> "
@@ -35,13 +26,9 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
   m.def("_sandwich_table(Tensor inv_freq, int num_heads, Tensor query, Tensor key, *, " POSITIONS ") -> Tensor", tags);
   m.def("_cosine_sums(Tensor inv_freq, SymInt length) -> Tensor", tags);
 
-  m.def("_fire_bias(" FIRE_PARAMETERS "Tensor query, Tensor key, *, " POSITIONS ") -> Tensor", tags);
-  m.def("_fire_attention(" FIRE ") -> (Tensor out, Tensor lse)", drawing);
-  m.def("_fire_attention_forward(" FIRE ") -> (Tensor out, Tensor lse, Tensor seeds)", drawing);
-  m.def(
-      "_fire_attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor seeds, int[] wanted, " FIRE
-      ") -> Tensor[]",
-      exact);
+  m.def("_fire_terms(" FIRE_PARAMETERS "Tensor query, Tensor key, *, " POSITIONS
+        ") -> (Tensor rate, Tensor norm, Tensor knots, Tensor offset, Tensor slope)",
+        tags);
 }
 
 }  // namespace
@@ -74,36 +61,16 @@ Tensor cosine_sums(const Tensor& inv_freq, c10::SymInt length) {
   return op.call(inv_freq, std::move(length));
 }
 
-Tensor fire_bias(const FireParameters& p, double eps, const Span& span) {
+attention_ops::FireTerms fire_terms(const FireParameters& p, double eps, const Span& span) {
+  using Result = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
   static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
-                     const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&)>("posenc::_fire_bias");
-  return op.call(p.c, p.threshold, p.weight_in, p.bias_in, p.weight_out, p.bias_out, eps, span.query, span.key,
-                 span.q_positions, span.k_positions);
-}
-
-OutAndLse call_fire(const FireCall& f) {
-  static const auto op = find_op<FireSignature<OutAndLse>>("posenc::_fire_attention");
-  return unpack_fire(f, [](const auto&... arguments) { return op.call(arguments...); });
-}
-
-FireForward call_fire_forward(const FireCall& f) {
-  static const auto op = find_op<FireSignature<FireForward>>("posenc::_fire_attention_forward");
-  return unpack_fire(f, [](const auto&... arguments) { return op.call(arguments...); });
-}
-
-std::vector<Tensor> call_fire_backward(const FireSaved& s, const FireCall& f) {
-  static const auto op = find_op<FireBackwardSignature>("posenc::_fire_attention_backward");
-  return unpack_fire(f, [&](const auto&... arguments) {
-    return op.call(s.grad_out, s.grad_lse, s.out, s.lse, s.seeds, s.wanted, arguments...);
-  });
-}
-
-std::tuple<Tensor, Tensor> fire_attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                          const FireParameters& p, double eps, const AttentionFuncOptions& o) {
-  return call_fire(pack_fire(query, key, value, p.c, p.threshold, p.weight_in, p.bias_in, p.weight_out, p.bias_out, eps,
-                             o.is_causal(), o.scale(), o.key_mask(), o.window(), o.segment_ids(), o.q_positions(),
-                             o.k_positions(), o.dropout_p()));
+      find_op<Result(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
+                     const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&)>(
+          "posenc::_fire_terms");
+  const auto [rate, norm, knots, offset, slope] =
+      op.call(p.c, p.threshold, p.weight_in, p.bias_in, p.weight_out, p.bias_out, eps, span.query, span.key,
+              span.q_positions, span.k_positions);
+  return {rate, norm, knots, offset, slope};
 }
 
 }  // namespace bias_ops

@@ -11,20 +11,12 @@
 /// every tensor argument of floating type but positions. A query that sees no key gives 0, lse -infinity and zero
 /// gradients; a NaN or infinity at a key reaches no query that does not see that key.
 ///
-/// Arguments that several ops share:
-///   is_causal: by position: query i sees key j where k_position[j] <= q_position[i].
-///   scale: multiplies query . key; absent: 1 / sqrt(D).
-///   key_mask: (B, Tk) bool, true where a key may be attended.
-///   window: sees keys with q_position - k_position < window and, where not causal, k_position - q_position < window.
-///   segment_ids: (B, Tk) integer; a query, of the last Tq entries, sees keys of its own segment only. Needs Tq <= Tk.
-///   q_positions, k_positions: (T) or (B, T), in tokens. Absent: 0 .. Tk-1 for keys and the last Tq of them for
-///   queries.
-///     Integer, or floating where no score depends on the distance itself.
-///   dropout_p: probability with which a weight is zeroed; the others are divided by 1 - dropout_p. The mask follows
-///     torch's seed and is fresh in every call.
+/// Arguments, the same for all: see posenc/attention_arguments.h. is_causal goes by position: query i sees key j where
+/// k_position[j] <= q_position[i]. All terms may be combined but those of CoPE with piecewise ones.
 ///
 /// Errors: c10::ValueError (Python ValueError) for shapes and values, c10::TypeError for dtypes.
 
+#include <posenc/attention_arguments.h>
 #include <posenc/export.h>
 
 #include <ATen/core/Tensor.h>
@@ -36,69 +28,47 @@
 
 namespace posenc {
 
-/// Options of attention().
+#define POSENC_INPUT(slot, name) TORCH_ARG(std::optional<at::Tensor>, name) = std::nullopt;
+#define POSENC_TENSOR(name) TORCH_ARG(std::optional<at::Tensor>, name) = std::nullopt;
+#define POSENC_OPTION(type, name, value) TORCH_ARG(type, name) = value;
+#define POSENC_ATTENTION_KEYWORDS            \
+  POSENC_ATTENTION_TERM_INPUTS(POSENC_INPUT) \
+  POSENC_ATTENTION_TENSORS(POSENC_TENSOR)    \
+  POSENC_ATTENTION_OPTIONS(POSENC_OPTION)
+
+/// Options of attention(): the keywords of posenc/attention_arguments.h, tables included.
 struct AttentionFuncOptions {
   TORCH_ARG(bool, is_causal) = false;
-  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
-  /// (H) or (B, H): adds -slope * |q_position - k_position|.
-  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
-  /// (H, 2R+1): adds entry R + clip(k_position - q_position, -R, R).
-  TORCH_ARG(std::optional<at::Tensor>, distance_bias) = std::nullopt;
-  /// Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
-  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
-  /// (B, H, Tk) or (1, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own, with
-  /// segment_ids those of their segment. Needs is_causal. Entries below -100000 count as that.
-  TORCH_ARG(std::optional<at::Tensor>, log_decay) = std::nullopt;
-  TORCH_ARG(double, dropout_p) = 0.0;
+  POSENC_ATTENTION_KEYWORDS
+  POSENC_ATTENTION_TABLES(POSENC_INPUT)
+  POSENC_ATTENTION_TABLE_OPTIONS(POSENC_OPTION)
 };
 
 /// Options of relative_attention().
 struct RelativeAttentionFuncOptions {
   TORCH_ARG(bool, is_causal) = false;
-  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
-  TORCH_ARG(double, dropout_p) = 0.0;
+  POSENC_ATTENTION_KEYWORDS
 };
 
-/// Options of cope_attention().
+/// Options of cope_attention(), which is always causal.
 struct CopeAttentionFuncOptions {
-  /// (B, G, Tk, D): gates are formed with these instead of key. Pass value for gates from values.
-  TORCH_ARG(std::optional<at::Tensor>, gate_key) = std::nullopt;
-  /// (H): added to the gates' logits.
-  TORCH_ARG(std::optional<at::Tensor>, gate_bias) = std::nullopt;
-  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  /// Multiplies query . pos_emb by scale too (Meta's repository); false: the paper's listing.
-  TORCH_ARG(bool, scale_position_logits) = false;
-  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
-  TORCH_ARG(double, dropout_p) = 0.0;
+  POSENC_ATTENTION_KEYWORDS
 };
 
 /// Options of piecewise_attention().
 struct PiecewiseAttentionFuncOptions {
   TORCH_ARG(bool, is_causal) = true;
-  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
-  TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
-  TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
-  TORCH_ARG(double, dropout_p) = 0.0;
+  POSENC_ATTENTION_KEYWORDS
 };
 
-/// softmax(scale * query . key + biases) value. The biases, each with a gradient, may be combined: ALiBi (arXiv
-/// 2108.12409) by slopes; T5 (arXiv 1910.10683), KERPLE and Sandwich by a table over distances; forgetting attention
-/// (arXiv 2503.02130) and CABLE (arXiv 2503.08067) by a decay for each token; any other, materialised.
+#undef POSENC_INPUT
+#undef POSENC_TENSOR
+#undef POSENC_OPTION
+#undef POSENC_ATTENTION_KEYWORDS
+
+/// softmax(scale * query . key + terms) value. Terms: ALiBi (arXiv 2108.12409) by slopes; T5 (arXiv 1910.10683), KERPLE
+/// and Sandwich by a table over distances; forgetting attention (arXiv 2503.02130) and CABLE (arXiv 2503.08067) by a
+/// decay for each token; any other bias, materialised; and the tables of the three functions below.
 ///
 ///     auto out = posenc::attention(q, k, v, posenc::AttentionFuncOptions().is_causal(true).alibi_slopes(slopes));
 POSENC_API at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

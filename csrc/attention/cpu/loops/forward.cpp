@@ -1,5 +1,7 @@
 // Compiled once per instruction set.
-#include "attention/terms/list.h"
+#include "attention/cpu/loops/kernel.h"
+#include "attention/cpu/loops/workspace.h"
+#include "attention/terms/kernels.h"
 
 #include <functional>
 
@@ -12,37 +14,42 @@ constexpr T kStart = std::numeric_limits<T>::lowest();
 
 template <typename T>
 struct ForwardWorkspace {
-  T *rows, *query, *query_pairs, *scores, *mask, *sums, *older_sums, *largest, *factor, *since, *policies;
   double* total;
+  T *query, *query_pairs, *scores, *mask, *largest, *factor, *scale_since_flush, *sums, *flushed_sums, *rows, *terms;
 
-  static int64_t size(const Shape& s) {
-    return kTileQueries *
-               (padded<T>(s.width) + s.width + (s.width + 1) / 2 + 2 * kTileKeys + 2 * padded<T>(s.value_width) + 3) +
-           static_cast<int64_t>(kTileQueries * sizeof(double) / sizeof(T)) + policies_size<T>(s, /*backward=*/false) +
-           Vec<T>::size();
-  }
-  ForwardWorkspace(T* at, const Shape& s) {
-    const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
-    total = reinterpret_cast<double*>(take(static_cast<int64_t>(kTileQueries * sizeof(double) / sizeof(T))));
-    query = take(kTileQueries * s.width);
-    query_pairs = take(kTileQueries * ((s.width + 1) / 2));
-    scores = take(kTileQueries * kTileKeys);
-    mask = take(kTileQueries * kTileKeys);
-    largest = take(kTileQueries);
-    factor = take(kTileQueries);
-    since = take(kTileQueries);
-    sums = take(kTileQueries * padded<T>(s.value_width));
-    older_sums = take(kTileQueries * padded<T>(s.value_width));
-    rows = take(kTileQueries * padded<T>(s.width));
-    policies = at;
+  /// Calls part(pointer, elements) for each part in order.
+  template <typename Part>
+  void lay_out(int64_t width, int64_t value_width, const Part& part) {
+    part(total, kTileQueries);
+    part(query, kTileQueries * width);
+    part(query_pairs, kTileQueries * ((width + 1) / 2));
+    part(scores, kTileQueries * kTileKeys);
+    part(mask, kTileQueries * kTileKeys);
+    part(largest, kTileQueries);
+    part(factor, kTileQueries);
+    part(scale_since_flush, kTileQueries);
+    part(sums, kTileQueries * padded<T>(value_width));
+    part(flushed_sums, kTileQueries * padded<T>(value_width));
+    part(rows, kTileQueries * padded<T>(width));
   }
 };
+
+template <typename T>
+TileContext<T> context_of(const ForwardJob<T>& job) {
+  return {job.width, job.value_width, job.scale, &job.visible, /*backward=*/false};
+}
+
+template <typename T>
+int64_t workspace_size(const WorkspaceSpec<T>& spec) {
+  const TileContext<T> context{spec.width, spec.value_width, 1.0, nullptr, /*backward=*/false};
+  return size_of<ForwardWorkspace<T>, T>(spec.width, spec.value_width) + TileTerms<T>::size(spec.heads, context);
+}
 
 /// One vector of queries: hides what they do not see, moves the largest score on and turns scores into 2^(score -
 /// largest), 0 where hidden.
 template <typename T>
-void weigh(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, const ForwardWorkspace<T>& w,
-           const T* previous) {
+void make_weights(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, const ForwardWorkspace<T>& w,
+                  const T* previous) {
   const Vec<T> hidden(-std::numeric_limits<T>::infinity());
   const Vec<T> before = Vec<T>::loadu(previous + q);
   Vec<T> largest = know_largest ? Vec<T>::loadu(w.largest + q) : before;
@@ -89,19 +96,20 @@ void weigh(const Tile& t, int64_t q, const KeyRanges& keys, bool know_largest, c
 
 template <typename T>
 void forward(const ForwardJob<T>& job, T* workspace) {
-  const ForwardWorkspace<T> w(workspace, job.shape);
-  const int64_t value_width = padded<T>(job.shape.value_width);
+  ForwardWorkspace<T> w;
+  w.terms = take_parts(w, job.width, job.value_width, workspace);
+  const int64_t value_width = padded<T>(job.value_width);
   Tile t{};
   t.first_query = job.first_query;
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
-  pack_queries(job.query, t, job.shape.width, w.rows);
+  pack_queries(job.query, t, job.width, w.rows);
   std::fill(w.largest, w.largest + t.lanes, kStart<T>);
   std::fill(w.total, w.total + t.lanes, 0.0);
   std::fill(w.sums, w.sums + t.queries * value_width, T(0));
   Operands<T> operands{};
-  operands.scale = pack_operand(w.rows, t, job.shape.width, static_cast<T>(job.scale * kLog2E),
-                                job.key_pairs.data != nullptr, w.query, w.query_pairs);
+  operands.scale = pack_operand(w.rows, t, job.width, static_cast<T>(job.scale * kLog2E), job.key_pairs.data != nullptr,
+                                w.query, w.query_pairs);
   operands.query = w.query;
   operands.key = job.key;
   operands.query_pairs = w.query_pairs;
@@ -110,56 +118,61 @@ void forward(const ForwardJob<T>& job, T* workspace) {
   T previous[kTileQueries];
   int64_t begin, end;
   visible_keys(job.visible, t.first_query, t.queries, begin, end);
-  ForwardPolicies<T> policies(job, w.policies);
-  policies.begin(t, begin, end, operands, w.rows, job.scale, w.scores);
+  TileTerms<T> terms(job.heads, nullptr, context_of(job), w.terms);
+  terms.for_each([&](auto& term) { term.begin({t, begin, end, operands, w.rows, nullptr, w.scores}); });
   const bool is_long = end - begin > kSumsTogether * kTileKeys;
   int64_t tiles = 0;
   if (is_long) {
-    std::fill(w.since, w.since + t.lanes, T(1));
-    std::fill(w.older_sums, w.older_sums + t.queries * value_width, T(0));
+    std::fill(w.scale_since_flush, w.scale_since_flush + t.lanes, T(1));
+    std::fill(w.flushed_sums, w.flushed_sums + t.queries * value_width, T(0));
   }
-  // From the diagonal leftwards, as encodings that count from the query need it.
+  // From the last key to the first, as encodings that count from the query need it.
   for (int64_t last = end; last > begin; last -= kTileKeys) {
     t.first_key = std::max(begin, last - kTileKeys);
     t.keys = last - t.first_key;
     find_cover(job.visible, t);
-    if (policies.hides(t)) {
+    if (t.cover == Cover::kHidden || terms.any([&](auto& term) { return term.hides(t); })) {
       continue;
     }
     const PackedRows<T> value = job.value.from(t.first_key);
-    policies.meet(t, w.largest);
+    terms.for_each([&](auto& term) {
+      term.begin_tile(t);
+      term.defer(t, w.largest);
+    });
     std::copy(w.largest, w.largest + t.lanes, previous);
-    const bool know_largest = policies.plain() && t.cover == Cover::kAll;
-    policies.score(t, operands, w.scores, w.mask, know_largest ? w.largest : nullptr);
-    for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { weigh(t, q, keys, know_largest, w, previous); });
+    const bool know_largest = t.cover == Cover::kAll && !terms.any([](auto& term) { return term.changes_scores(); });
+    make_scores(terms, job.visible, job.width, t, operands, w.scores, w.mask, know_largest ? w.largest : nullptr);
+    for_each_vector<T>(t,
+                       [&](int64_t q, const KeyRanges& keys) { make_weights(t, q, keys, know_largest, w, previous); });
     if (job.dropout.probability > 0.0) {
       drop(job.dropout, t, w.scores);
     }
-    policies.weigh(t, w.scores, w.factor);
-    if (t.cover != Cover::kAll && any_infinite(value.data, value.row, t.keys, value_width)) {
+    terms.for_each([&](auto& term) { term.accumulate_weights(t, w.scores, w.factor); });
+    if (t.cover != Cover::kAll && any_nonfinite(value.data, value.row, t.keys, value_width)) {
       for (int64_t i = 0; i < t.queries * value_width; ++i) {
         w.sums[i] *= w.factor[i / value_width];
       }
-      sum_seen_keys(t, w.mask, w.scores, value, value_width, w.sums);
+      sum_visible_keys(t, w.mask, w.scores, value, value_width, w.sums);
     } else {
       sum_over_keys(w.scores, value, t.keys, t.queries, value_width, t.diagonal, w.factor, w.sums);
     }
     if (is_long) {
-      std::transform(w.factor, w.factor + t.lanes, w.since, w.since, std::multiplies<T>());
+      std::transform(w.factor, w.factor + t.lanes, w.scale_since_flush, w.scale_since_flush, std::multiplies<T>());
       if (++tiles % kSumsTogether == 0) {
-        set_sums_aside(t.queries, value_width, w.sums, w.older_sums, w.since);
+        flush_sums(t.queries, value_width, w.sums, w.flushed_sums, w.scale_since_flush);
       }
     }
   }
   if (is_long) {
-    set_sums_aside(t.queries, value_width, w.sums, w.older_sums, w.since);
+    flush_sums(t.queries, value_width, w.sums, w.flushed_sums, w.scale_since_flush);
   }
-  T* sums = is_long ? w.older_sums : w.sums;
-  policies.finish(t, begin, value_width, sums, w.scores);
+  T* sums = is_long ? w.flushed_sums : w.sums;
+  terms.for_each([&](auto& term) { term.finish(ForwardSums<T>{t, begin, sums, value_width, w.scores}); });
 
   for (int64_t q = 0; q < t.queries; ++q) {
     const double total = w.total[q];
-    const double largest = static_cast<double>(w.largest[q]) + static_cast<double>(policies.lacking(q));
+    double largest = static_cast<double>(w.largest[q]);
+    terms.for_each([&](auto& term) { largest += static_cast<double>(term.deferred(q)); });
     const double lse = total == 0.0 ? -std::numeric_limits<double>::infinity() : (largest + std::log2(total)) * kLn2;
     job.lse[t.first_query + q] = static_cast<T>(lse);
     if (job.softmax.largest != nullptr) {
@@ -169,7 +182,7 @@ void forward(const ForwardJob<T>& job, T* workspace) {
     }
     w.factor[q] = total == 0.0 ? T(0) : static_cast<T>(1.0 / total);
   }
-  unpack_rows(sums, value_width, t.queries, job.shape.value_width, w.factor, job.out);
+  unpack_rows(sums, value_width, t.queries, job.value_width, w.factor, job.out);
 }
 
 template <typename T>
@@ -178,8 +191,8 @@ void unpack_row(const T* row, int64_t width, T factor, const MutableRows& to) {
 }
 
 constexpr ForwardKernels kKernels{
-    .workspace_float = &ForwardWorkspace<float>::size,
-    .workspace_double = &ForwardWorkspace<double>::size,
+    .workspace_float = &workspace_size<float>,
+    .workspace_double = &workspace_size<double>,
     .forward_float = &forward<float>,
     .forward_double = &forward<double>,
     .float_lanes = Vec<float>::size(),

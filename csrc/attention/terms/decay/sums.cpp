@@ -1,5 +1,7 @@
 #include "attention/terms/decay/sums.h"
 
+#include "attention/reference/operands.h"
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -9,9 +11,8 @@
 namespace posenc::attention_ops {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+using reference::kInfinity;
+using reference::kNaN;
 
 /// The way from the order of tokens to one in which those of a segment are neighbours, and back.
 class SegmentOrder {

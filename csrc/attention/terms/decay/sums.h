@@ -6,6 +6,9 @@
 
 namespace posenc::attention_ops {
 
+/// Entries of log_decay below count as this one: sums keep their digits, and a weight of exp(-100000) is 0.
+inline constexpr double kLowestDecay = -1e5;
+
 struct DecaySums {
   /// The decays of the tokens of a segment up to each, (1 or B, H, Tk).
   Tensor sums;

@@ -25,8 +25,8 @@ struct FIREOptions {
 ///
 /// with an MLP 1 -> hidden_dim -> num_heads with ReLU, and c, threshold and the MLP learned.
 ///
-/// attend() forms the bias for a block of queries at a time, and again in the backward, so that no call holds Tq x Tk
-/// numbers; logits() and bias() hold them. Positions are integers.
+/// The MLP is a piecewise linear function of a number, which attend() adds to scores as they are made, so that no call
+/// holds Tq x Tk numbers; logits() and bias() hold them. Positions are integers.
 ///
 /// Errors: c10::ValueError unless num_heads and hidden_dim are at least 1 and c, threshold and eps positive.
 class POSENC_API FIREImpl : public torch::nn::Cloneable<FIREImpl>, public AdditiveEncoding {
@@ -41,6 +41,7 @@ class POSENC_API FIREImpl : public torch::nn::Cloneable<FIREImpl>, public Additi
 
   std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                      const at::Tensor& value, const AttendOptions& call = {}) override;
+  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) override;
 
   FIREOptions options;
   /// The parameters c (1), in 1 / tokens, and threshold (1), in tokens.

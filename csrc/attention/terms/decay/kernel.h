@@ -1,9 +1,10 @@
 #pragma once
 
 /// A bias that grows token by token (forgetting attention, arXiv 2503.02130): the difference of two sums, that of the
-/// query's own key and that of the key.
+/// query's own key and that of the key. For kernel files only.
 
-#include "attention/tile/tile.h"
+#include "attention/terms/decay/head.h"
+#include "attention/tile/term.h"
 
 namespace posenc::attention_ops {
 namespace {
@@ -38,8 +39,8 @@ void add_undefined_decay(const int64_t* undefined, const Visibility& v, const Ti
 /// Adds the bias to a tile of scores, in base 2. Sums are taken from one within the tile, so long ones lose nothing; a
 /// token that forgets all makes even these large on one side of it, where they cancel.
 template <typename T>
-void add_decay(const ScoreBias<T>& bias, const Visibility& v, const Tile& t, T* scores) {
-  const double* sums = bias.decay_sums;
+void add_decay(const DecayHead<T>& head, const Visibility& v, const Tile& t, T* scores) {
+  const double* sums = head.sums;
   const double base = sums[own_key(v, t, 0)];
   T most[kTileQueries] = {}, rest[kTileQueries] = {};
   for (int64_t q = 0; q < t.queries; ++q) {
@@ -56,8 +57,8 @@ void add_decay(const ScoreBias<T>& bias, const Visibility& v, const Tile& t, T* 
       (Vec<T>::loadu(to) + decay).store(to);
     }
   });
-  if (bias.undefined_decays != nullptr) {
-    add_undefined_decay(bias.undefined_decays, v, t, scores);
+  if (head.undefined != nullptr) {
+    add_undefined_decay(head.undefined, v, t, scores);
   }
 }
 
@@ -78,6 +79,64 @@ void add_decay_gradients(const Visibility& v, const Tile& t, const T* grad, doub
     }
   });
 }
+
+template <typename T>
+class DecayTile : public TileTerm<T> {
+ public:
+  static int64_t size(const DecayHead<T>& /*head*/, const TileContext<T>& /*context*/) { return 0; }
+
+  DecayTile(const DecayHead<T>& head, const DecayGradient<T>* grad, const TileContext<T>& context, T* /*at*/)
+      : head_(head), grad_(grad), visible_(*context.visible) {}
+
+  bool changes_scores() const { return true; }
+
+  void add(Tile& t, const Operands<T>& /*operands*/, T* /*mask*/, T* scores) { add_decay(head_, visible_, t, scores); }
+
+  void accumulate_gradients(const Tile& t, const T* /*mask*/, const T* grad) {
+    if (grad_->sums != nullptr) {
+      add_decay_gradients(visible_, t, grad, grad_->sums);
+    }
+  }
+
+ private:
+  const DecayHead<T>& head_;
+  const DecayGradient<T>* grad_;
+  const Visibility& visible_;
+};
+
+template <typename T>
+class DecayDecode : public DecodeTerm<T> {
+ public:
+  static int64_t size(const Heads<T>& /*heads*/, const DecodeContext<T>& /*context*/) { return 0; }
+
+  DecayDecode(const Heads<T>* heads, const DecodeRows<T>& /*rows*/, const DecodeContext<T>& context, T* /*at*/)
+      : heads_(heads), queries_(context.queries), visible_(*context.visible) {}
+
+  bool used() const { return std::get<DecayHead<T>>(*heads_).used(); }
+
+  /// Adds the very number that a tile gets, as the backward pass walks tiles.
+  void add(DecodeRow<T>& row) {
+    const auto& head = std::get<DecayHead<T>>(heads_[row.row / queries_]);
+    const Tile& t = row.block;
+    const int64_t own = own_key(visible_, t, row.query);
+    const double base = head.sums[own_key(visible_, t, 0)];
+    const Parts<T> of_query = parts_of<T>((head.sums[own] - base) * kLog2E);
+    for (int64_t k = 0; k < t.keys; ++k) {
+      const Parts<T> of_key = parts_of<T>((base - head.sums[t.first_key + k]) * kLog2E);
+      row.scores[k] += (of_query.most + of_key.most) + (of_query.rest + of_key.rest);
+    }
+    for (int64_t k = 0; head.undefined != nullptr && k < t.keys; ++k) {
+      if (head.undefined[own] != head.undefined[t.first_key + k]) {
+        row.scores[k] = std::numeric_limits<T>::quiet_NaN();
+      }
+    }
+  }
+
+ private:
+  const Heads<T>* heads_;
+  int64_t queries_;
+  const Visibility& visible_;
+};
 
 }  // namespace
 }  // namespace posenc::attention_ops

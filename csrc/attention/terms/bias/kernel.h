@@ -1,32 +1,19 @@
 #pragma once
 
-/// A bias that the caller holds, one number for each query and key.
+/// A bias that the caller holds, one number for each query and key, for kernel files only.
 
-#include "attention/tile/tile.h"
+#include "attention/terms/bias/bound.h"
+#include "attention/terms/bias/head.h"
+#include "attention/tile/term.h"
 
 namespace posenc::attention_ops {
 namespace {
 
-template <typename Element>
-constexpr double lowest() {
-  if constexpr (std::is_same_v<Element, c10::BFloat16>) {
-    return -3.3895313892515355e38;
-  } else if constexpr (std::is_same_v<Element, c10::Half>) {
-    return -65504.0;
-  } else {
-    return std::numeric_limits<Element>::lowest();
-  }
-}
-
-/// Entries up to this one hide their key: the lowest number of the type, and those that are -infinity in base 2.
+/// hiding_bound() for scores of T.
 template <typename T>
-T hiding_bound(const ConstRows& bias) {
-  double bound = 0.0;
-  with_type(bias.data, bias.type, [&](const auto* data) {
-    using Element = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
-    bound = std::max(lowest<Element>(), static_cast<double>(std::numeric_limits<T>::lowest()) * kLn2);
-  });
-  return static_cast<T>(bound);
+T hiding_bound_of(const ConstRows& bias) {
+  return static_cast<T>(
+      hiding_bound(bias.type, std::is_same_v<T, double> ? ElementType::kDouble : ElementType::kFloat));
 }
 
 /// A square of a tile, one vector a side, whose rows are queries on one side and keys on the other.
@@ -67,7 +54,7 @@ void for_each_bias(const ConstRows& bias, const Tile& t, const Body& body) {
 /// looked at mostly does not: under a causal mask, of the last query.
 template <typename T>
 bool hides_all(const ConstRows& bias, const Tile& t) {
-  const T bound = hiding_bound<T>(bias);
+  const T bound = hiding_bound_of<T>(bias);
   bool all = true;
   with_type(bias.data, bias.type, [&](const auto* data) {
     for (int64_t q = t.queries - 1; q >= 0 && all; --q) {
@@ -84,7 +71,7 @@ bool hides_all(const ConstRows& bias, const Tile& t) {
 /// otherwise says what the tile's cover says.
 template <typename T>
 bool add_bias(const ConstRows& bias, const Visibility& v, const Tile& t, T* mask, T* scores) {
-  const Vec<T> bound(hiding_bound<T>(bias)), log2e(static_cast<T>(kLog2E)), zero(T(0));
+  const Vec<T> bound(hiding_bound_of<T>(bias)), log2e(static_cast<T>(kLog2E)), zero(T(0));
   Vec<T> hidden(T(0));
   for_each_bias<T>(bias, t, [&](int64_t k, int64_t q, const Vec<T>& x) {
     T* to = scores + k * kTileQueries + q;
@@ -128,6 +115,68 @@ void add_bias_gradients(const MutableRows& to, const Tile& t, const T* mask, con
     }
   }
 }
+
+template <typename T>
+class BiasTile : public TileTerm<T> {
+ public:
+  static int64_t size(const BiasHead<T>& /*head*/, const TileContext<T>& /*context*/) { return 0; }
+
+  BiasTile(const BiasHead<T>& head, const BiasGradient<T>* grad, const TileContext<T>& context, T* /*at*/)
+      : bias_(head.rows), grad_(grad), visible_(*context.visible) {}
+
+  bool hides(const Tile& t) const { return hides_all<T>(bias_, t); }
+  bool changes_scores() const { return true; }
+
+  void add(Tile& t, const Operands<T>& /*operands*/, T* mask, T* scores) {
+    if (add_bias(bias_, visible_, t, mask, scores)) {
+      t.cover = Cover::kSome;
+      t.diagonal = kNoDiagonal;
+    }
+  }
+
+  void accumulate_gradients(const Tile& t, const T* mask, const T* grad) {
+    if (grad_->rows.data != nullptr) {
+      add_bias_gradients(grad_->rows, t, mask, grad);
+    }
+  }
+
+ private:
+  const ConstRows& bias_;
+  const BiasGradient<T>* grad_;
+  const Visibility& visible_;
+};
+
+template <typename T>
+class BiasDecode : public DecodeTerm<T> {
+ public:
+  static int64_t size(const Heads<T>& /*heads*/, const DecodeContext<T>& /*context*/) { return 0; }
+
+  BiasDecode(const Heads<T>* heads, const DecodeRows<T>& /*rows*/, const DecodeContext<T>& context, T* /*at*/)
+      : heads_(heads), queries_(context.queries) {}
+
+  bool used() const { return std::get<BiasHead<T>>(*heads_).used(); }
+  bool needs_mask() const { return true; }
+
+  void add(DecodeRow<T>& row) {
+    const ConstRows& bias = std::get<BiasHead<T>>(heads_[row.row / queries_]).rows;
+    const T bound = hiding_bound_of<T>(bias);
+    bool hides = false;
+    with_type(bias.data, bias.type, [&](const auto* data) {
+      const auto* from = data + row.query * bias.row + row.block.first_key * bias.column;
+      for (int64_t k = 0; k < row.block.keys; ++k) {
+        const T x = converted<T>(from[k * bias.column]);
+        row.scores[k] += x * static_cast<T>(kLog2E);
+        hides = hides || x <= bound;
+        row.visible[k] = x <= bound ? T(0) : row.visible[k];
+      }
+    });
+    row.partial = row.partial || hides;
+  }
+
+ private:
+  const Heads<T>* heads_;
+  int64_t queries_;
+};
 
 }  // namespace
 }  // namespace posenc::attention_ops

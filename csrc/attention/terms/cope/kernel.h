@@ -1,26 +1,27 @@
 #pragma once
 
 /// Contextual positions (CoPE, arXiv 2405.18719), for kernel files only: the position of a key is the sum of gates from
-/// the query back to it, and its logit an interpolation between two entries of a table.
+/// it to the query, and its logit an interpolation between two entries of a table.
 ///
 /// A position is kept as an integer and a fraction in [0, 1) of fixed point, so that sums over thousands of keys lose
-/// nothing and floor costs nothing. Keys at the last position, most of a long row, share one logit: tiles of such keys
-/// alone need none at all, but have it taken off the row's maximum instead. A query's other keys, its band, reach up to
-/// the query. The forward pass walks it leftwards and leaves where it began; the backward pass starts there and takes
-/// the gates away again.
+/// nothing and floor costs nothing. Once the position of a query's keys is at the last entry (the query has saturated),
+/// all keys before share that entry's logit. Their tiles do without it: it is subtracted from the query's running
+/// maximum instead. The keys from there to the query are its band. The forward pass walks the band from the query to
+/// its first key and leaves where the counting stopped; the backward pass starts there and takes the gates away again.
 
+#include "attention/terms/heads.h"
 #include "attention/tile/exp2.h"
-#include "attention/tile/tile.h"
+#include "attention/tile/term.h"
 
 namespace posenc::attention_ops {
 namespace {
 
-/// Gates from scores as kernels have them: times a factor scale * log2 e that T has rounded. What it and the bias lost
-/// is the same for all keys, so that sums of gates would show it.
+/// Gates from scores as kernels have them: times a factor scale * log2 e that T has rounded. The error of the factor
+/// and of the bias is the same for all keys, so it would accumulate in the sum of gates; it is corrected here.
 template <typename T>
 class Gates {
  public:
-  explicit Gates(const ContextualTable<T>& table) {
+  explicit Gates(const CopeHead<T>& table) {
     const double factor = table.gate_scale * kLog2E, rounded = static_cast<double>(static_cast<T>(factor));
     const double bias = table.gate_bias * kLog2E;
     bias_ = static_cast<T>(bias);
@@ -60,54 +61,125 @@ Vec<T> from_fractions(const Fractions<T>& fraction) {
 }
 
 template <typename T>
-class Contextual {
+class CopeTile : public TileTerm<T> {
  public:
-  /// Elements of T that an object needs.
-  static int64_t size(const Shape& s, bool backward) {
-    const int64_t rows = backward ? s.width + 2 * s.contextual_entries + 7 + 2 * kTileKeys
-                                  : s.width + s.contextual_entries + 4 + (s.gate_keys ? kTileKeys : 0);
-    return s.contextual_entries == 0 ? 0 : rows * kTileQueries;
+  static int64_t size(const CopeHead<T>& head, const TileContext<T>& context) {
+    const int64_t rows = context.backward
+                             ? context.width + 2 * head.entries + 7 + 2 * kTileKeys
+                             : context.width + head.entries + 4 + (needs_gate_scores(head) ? kTileKeys : 0);
+    return rows * kTileQueries;
   }
 
-  Contextual(const ContextualTable<T>& table, const Shape& s, bool backward, T* at)
-      : table_(table), gates_of_(table), width_(s.width), last_(table.entries - 1) {
+  CopeTile(const CopeHead<T>& head, const CopeGradient<T>* grad, const TileContext<T>& context, T* at)
+      : head_(head), grad_(grad), context_(context), gates_of_(head), width_(context.width), last_(head.entries - 1) {
     const auto rows = [&](int64_t n) { return std::exchange(at, at + n * kTileQueries); };
-    if (!used()) {
-      return;
-    }
-    query_ = rows(s.width);
-    logits_ = rows(table.entries + 1);
+    query_ = rows(context.width);
+    logits_ = rows(head.entries + 1);
     fraction_ = reinterpret_cast<Integer*>(rows(1));
     place_ = reinterpret_cast<Integer*>(rows(1));
     first_ = reinterpret_cast<Integer*>(rows(1));
-    if (backward) {
-      sums_ = rows(table.entries);
+    if (context.backward) {
+      sums_ = rows(head.entries);
       prefix_ = rows(1);
       lower_ = rows(1);
       upper_ = rows(1);
       slopes_ = rows(kTileKeys);
     }
-    if (backward || s.gate_keys) {
+    if (context.backward || needs_gate_scores(head)) {
       gates_ = rows(kTileKeys);
     }
   }
 
-  bool used() const { return table_.rows.data != nullptr; }
-
-  /// Where a product with gate keys goes before add() or retrace().
-  T* gate_scores() { return gates_; }
-
-  /// Takes over the queries of a tile, rows from pack_queries().
-  void begin(const Tile& t, const T* queries) {
-    pack_transposed(queries, t, width_, static_cast<T>(table_.scale * kLog2E), query_);
+  void begin(const TileRows<T>& rows) {
+    const Tile& t = rows.tile;
+    pack_transposed(rows.query_rows, t, width_, static_cast<T>(head_.scale * kLog2E), query_);
     T* last = logits_ + last_ * kTileQueries;
     product(last_, 1, t, last);
     std::copy(last, last + kTileQueries, last + kTileQueries);  // beside a row without a band
     ready_ = 0;
+    if (context_.backward) {
+      load(t, rows.begin, context_.visible->keys);
+    } else {
+      start(t, context_.visible->keys);
+    }
   }
 
-  /// What a query's scores lack in tiles whose keys are all at its last position, in base 2.
-  T lacking(int64_t q) const { return last_logits()[q]; }
+  void begin_tile(const Tile& t) { counts_ = context_.backward ? reaches(t) : counts(t); }
+
+  bool changes_scores() const { return counts_; }
+
+  /// Gates come from the content score alone, so it is copied before another term adds to it.
+  void take_product(const Tile& t, const T* scores) {
+    if (counts_ && head_.copies_product && !head_.has_gate_keys) {
+      std::copy(scores, scores + t.keys * kTileQueries, gates_);
+    }
+  }
+
+  void add(Tile& t, const Operands<T>& operands, T* mask, T* scores) {
+    if (!counts_) {
+      return;
+    }
+    const T* gate_scores = scores;
+    if (head_.has_gate_keys) {
+      score_product(head_.gate_key.from(t.first_key), operands.query, t.keys, t.lanes, width_, t.diagonal, gates_,
+                    static_cast<T*>(nullptr));
+      gate_scores = gates_;
+    } else if (head_.copies_product) {
+      gate_scores = gates_;
+    }
+    if (context_.backward) {
+      retrace(t, mask, gate_scores, scores);
+    } else {
+      count(t, mask, gate_scores, scores);
+    }
+  }
+
+  /// A query that has saturated lacks the logit of the last entry in all further tiles. This depends on that query
+  /// only, so that no bit of a row depends on its neighbours.
+  void defer(const Tile& t, T* largest) {
+    for (int64_t q = 0; q < t.queries; ++q) {
+      if (is_saturated(q) && !deferred_[q]) {
+        deferred_[q] = true;
+        largest[q] -= last_logits()[q];
+      }
+    }
+  }
+  T deferred(int64_t q) const { return deferred_[q] ? last_logits()[q] : T(0); }
+
+  bool may_defer() const { return true; }
+  T deferred(const Tile& t, int64_t q) const { return reaches(t, q) ? T(0) : last_logits()[q]; }
+
+  void finish(const ForwardSums<T>& sums) { save(sums.tile, sums.begin); }
+
+  template <typename Body>
+  bool take_products(const Tile& t, const T* mask, const Operands<T>& operands, T* grad, const Body& body) {
+    if (!counts_) {
+      return false;
+    }
+    if (!head_.has_gate_keys) {
+      take(t, grad, grad, grad_->gate_bias);
+      return false;
+    }
+    take(t, grad, slopes_, grad_->gate_bias);
+    Operands<T> gates = operands;
+    gates.key = head_.gate_key;
+    gates.grad_key = grad_->gate_key;
+    body(t, mask, slopes_, gates);
+    return false;
+  }
+
+  bool has_sums() const { return true; }
+
+  void finish(const BackwardSums<T>& sums) {
+    const Tile& t = sums.tile;
+    end_sums(t, sums.total, [&](int64_t first, int64_t count, T* of_entries) {
+      add_to_table_and_queries(head_.table, first, count, t, of_entries, sums.query_rows, padded<T>(width_),
+                               grad_->table, sums.grad_query);
+    });
+  }
+
+ private:
+  static bool needs_gate_scores(const CopeHead<T>& head) { return head.has_gate_keys || head.copies_product; }
 
   // Forward.
 
@@ -120,8 +192,7 @@ class Contextual {
     }
   }
 
-  /// Whether query q has reached the last position.
-  bool is_done(int64_t q) const { return first_[q] != kOpen; }
+  bool is_saturated(int64_t q) const { return first_[q] != kOpen; }
 
   /// Whether a query counts still.
   bool counts(const Tile& t) const {
@@ -129,7 +200,7 @@ class Contextual {
   }
 
   /// Counts the gates of a tile of keys and adds the logits to its scores. `gate_scores` may be the scores.
-  void add(const Tile& t, const T* mask, const T* gate_scores, T* scores) {
+  void count(const Tile& t, const T* mask, const T* gate_scores, T* scores) {
     const int64_t reached = *std::max_element(place_, place_ + t.queries) / kTileQueries + t.keys;
     make_ready(std::min(reached + 1, last_ - 1), t);
     for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
@@ -171,14 +242,14 @@ class Contextual {
 
   /// Leaves the state of the tile's queries, all keys from `begin` on counted.
   void save(const Tile& t, int64_t begin) const {
-    const ContextualState<T>& state = table_.state;
+    const GateCounts<T>& state = head_.counts;
     if (state.first_key == nullptr) {
       return;
     }
     for (int64_t q = 0; q < t.queries; ++q) {
       const int64_t at = t.first_query + q;
-      state.first_key[at] = static_cast<int32_t>(first_[q] == kOpen ? begin : first_[q]);
-      state.whole[at] = static_cast<int32_t>(place_[q] / kTileQueries);
+      state.first_key[at] = first_[q] == kOpen ? static_cast<Integer>(begin) : first_[q];
+      state.whole[at] = place_[q] / static_cast<Integer>(kTileQueries);
       state.fraction[at] = fraction_[q];
     }
   }
@@ -188,13 +259,13 @@ class Contextual {
   /// Takes over the state that the forward pass left, where keys from `begin` on were counted.
   void load(const Tile& t, int64_t begin, int64_t keys) {
     begin_ = static_cast<Integer>(begin);
-    const ContextualState<T>& state = table_.state;
+    const GateCounts<T>& state = head_.counts;
     Integer furthest = 0;
     for (int64_t q = 0; q < t.lanes; ++q) {
       const bool real = q < t.queries;
       const int64_t saved = real ? state.whole[t.first_query + q] : 0;
       const Integer whole = static_cast<Integer>(std::clamp<int64_t>(saved, 0, std::max<int64_t>(last_ - 1, 0)));
-      first_[q] = static_cast<Integer>(real ? state.first_key[t.first_query + q] : keys);
+      first_[q] = real ? state.first_key[t.first_query + q] : static_cast<Integer>(keys);
       place_[q] = static_cast<Integer>(whole * kTileQueries + q);
       fraction_[q] = real ? state.fraction[t.first_query + q] : Integer{0};
       furthest = std::max(furthest, whole);
@@ -282,13 +353,10 @@ class Contextual {
     }
   }
 
-  /// Where take() may put the gradients of a product with gate keys.
-  T* gate_gradients() { return slopes_; }
-
   /// Ends the sums by entry, `total` that of all of a row's, and calls body(first, count, sums[entry - first][query])
   /// for those that are not 0.
   template <typename Body>
-  void finish(const Tile& t, const T* total, const Body& body) {
+  void end_sums(const Tile& t, const T* total, const Body& body) {
     T* last = sums_ + last_ * kTileQueries;
     for (int64_t q = 0; q < t.queries && last_ > 0; ++q) {
       sums_[place_[q]] = lower_[q];
@@ -306,7 +374,7 @@ class Contextual {
     }
     const auto scaled = [&](int64_t first, int64_t count) {
       T* rows = sums_ + first * kTileQueries;
-      scale_rows(rows, count * kTileQueries, table_.scale);
+      scale_rows(rows, count * kTileQueries, head_.scale);
       body(first, count, rows);
     };
     if (summed_ > 0) {
@@ -315,7 +383,6 @@ class Contextual {
     scaled(last_, 1);
   }
 
- private:
   /// The logits of keys at the last position, one for each query, in base 2.
   const T* last_logits() const { return logits_ + last_ * kTileQueries; }
 
@@ -358,7 +425,7 @@ class Contextual {
 
   /// table rows . queries in base 2.
   void product(int64_t first, int64_t count, const Tile& t, T* to) const {
-    score_product<T>(table_.rows.from(first), query_, count, t.lanes, width_, kNoDiagonal, to, nullptr);
+    score_product<T>(head_.table.from(first), query_, count, t.lanes, width_, kNoDiagonal, to, nullptr);
   }
 
   /// Computes the logits up to an entry before the last.
@@ -371,13 +438,157 @@ class Contextual {
     }
   }
 
-  const ContextualTable<T>& table_;
+  const CopeHead<T>& head_;
+  const CopeGradient<T>* grad_;
+  TileContext<T> context_;
   const Gates<T> gates_of_;
+  bool counts_ = false, deferred_[kTileQueries] = {};
   Integer begin_ = 0;
   int64_t width_, last_, ready_ = 0, summed_ = 0;
   T *query_ = nullptr, *logits_ = nullptr, *gates_ = nullptr;
   T *slopes_ = nullptr, *sums_ = nullptr, *prefix_ = nullptr, *lower_ = nullptr, *upper_ = nullptr;
   Integer *fraction_ = nullptr, *place_ = nullptr, *first_ = nullptr;
+};
+
+template <typename T>
+class CopeDecode : public DecodeTerm<T> {
+ public:
+  static int64_t size(const Heads<T>& heads, const DecodeContext<T>& context) {
+    const auto& head = std::get<CopeHead<T>>(heads);
+    const int64_t row = whole_steps<T>(context.width) + room(head) + Vec<T>::size() + 3 +
+                        (head.has_gate_keys || head.copies_product ? kDecodeKeys : 0);
+    return head.used() ? context.rows() * row : 0;
+  }
+
+  CopeDecode(const Heads<T>* heads, const DecodeRows<T>& rows, const DecodeContext<T>& context, T* at)
+      : heads_(heads),
+        rows_of_(std::get<CopeRows<T>>(rows)),
+        context_(context),
+        last_(head(0).entries - 1),
+        rows_(context.rows()),
+        row_(room(head(0))) {
+    query_ = at;
+    logits_ = query_ + rows_ * whole_steps<T>(context.width);
+    last_logits_ = logits_ + rows_ * row_;
+    lacking_ = last_logits_ + rows_ * Vec<T>::size();
+    whole_ = reinterpret_cast<Fraction<T>*>(lacking_ + rows_);
+    fraction_ = whole_ + rows_;
+    gate_scores_ = reinterpret_cast<T*>(fraction_ + rows_);
+  }
+
+  bool used() const { return head(0).used(); }
+  bool counts_from_query() const { return true; }
+
+  template <typename Product>
+  void begin(int64_t /*begin*/, int64_t /*end*/, const Product& /*product*/) {
+    arrange_rows(rows_of_.query, rows_, context_.width, query_);
+    product(last_, 1, last_logits_, Vec<T>::size());
+    std::fill(whole_, whole_ + rows_, static_cast<Fraction<T>>(rows_of_.saturated ? last_ : 0));
+    std::fill(fraction_, fraction_ + rows_, Fraction<T>{0});
+    std::fill(lacking_, lacking_ + rows_, T(0));
+  }
+
+  /// What the scores of a row lack in base 2: in blocks whose keys are all at the last position, its logit.
+  T deferred(int64_t r) const { return lacking_[r]; }
+
+  T newly_deferred(int64_t r) {
+    const T now = whole_[r] == last_ ? last_logit(r) : T(0);
+    return now - std::exchange(lacking_[r], now);
+  }
+
+  /// Whether all further keys are at the last entry.
+  bool stops() const {
+    return std::all_of(whole_, whole_ + rows_, [&](int64_t whole) { return whole == last_; });
+  }
+
+  template <typename Product>
+  void begin_block(const Tile& block, const Product& product, const T* scores) {
+    if (stops()) {
+      return;
+    }
+    make_ready(block.keys);
+    if (head(0).has_gate_keys) {
+      product.of_query(rows_of_.gate_key, gate_scores_);
+    } else if (head(0).copies_product) {
+      std::copy(scores, scores + rows_ * kDecodeKeys, gate_scores_);
+    }
+  }
+
+  /// Counts the gates of a row and adds the logits to its scores.
+  void add(DecodeRow<T>& row) {
+    const int64_t r = row.row, keys = row.block.keys;
+    if (whole_[r] == last_) {
+      return;
+    }
+    const auto& head_of_row = head(r / context_.queries);
+    const bool copied = head_of_row.has_gate_keys || head_of_row.copies_product;
+    const T* gate_scores = copied ? gate_scores_ + r * kDecodeKeys : row.scores;
+    alignas(64) T gates[kDecodeKeys];
+    alignas(64) Fraction<T> fractions[kDecodeKeys];
+    const Gates<T> gates_of(head_of_row);
+    const Vec<T> zero(T(0));
+    for (int64_t k = 0; k < keys; k += Vec<T>::size()) {
+      Vec<T> gate = gates_of(Vec<T>::loadu(gate_scores + k));
+      gate = row.partial ? Vec<T>::blendv(zero, gate, Vec<T>::loadu(row.visible + k) != zero) : gate;
+      gate.store(gates + k);
+      to_fractions(gate).store(fractions + k);
+    }
+    count(r, keys, gates, fractions, row.scores);
+  }
+
+ private:
+  /// Computes the logits of the entries that a block of keys can reach.
+  void make_ready(int64_t keys) {
+    const int64_t furthest = *std::max_element(whole_, whole_ + rows_) + keys + 1;
+    while (ready_ < std::min(furthest + 1, last_)) {
+      const int64_t count = std::min(kDecodeKeys, last_ - ready_);
+      product(ready_, count, logits_ + ready_, row_);
+      ready_ += count;
+    }
+    for (int64_t r = 0; r < rows_; ++r) {
+      logits_[r * row_ + last_] = last_logit(r);
+    }
+  }
+
+  /// Products write whole vectors of entries.
+  static int64_t room(const CopeHead<T>& head) { return head.entries + Vec<T>::size(); }
+
+  const CopeHead<T>& head(int64_t h) const { return std::get<CopeHead<T>>(heads_[h]); }
+
+  T last_logit(int64_t r) const { return last_logits_[r * Vec<T>::size()]; }
+
+  void count(int64_t r, int64_t keys, const T* gates, const Fraction<T>* fractions, T* scores) {
+    constexpr T kUnit = T(1) / static_cast<T>(kWhole<T>);
+    const T* logits = logits_ + r * row_;
+    Fraction<T> whole = whole_[r], fraction = fraction_[r];
+    for (int64_t k = keys - 1; k >= 0; --k) {
+      if (whole < last_) {
+        fraction += fractions[k];
+        scores[k] += T(0) * gates[k];  // a gate of NaN makes its row so
+      }
+      if (fraction >= kWhole<T>) {
+        fraction = ++whole < last_ ? fraction - kWhole<T> : 0;
+      }
+      const T part = static_cast<T>(fraction) * kUnit;
+      scores[k] += whole < last_ ? logits[whole] + part * (logits[whole + 1] - logits[whole]) : logits[last_];
+    }
+    whole_[r] = whole;
+    fraction_[r] = fraction;
+  }
+
+  void product(int64_t first, int64_t count, T* to, int64_t to_row) const {
+    for (int64_t h = 0; h < context_.heads; ++h) {
+      multiply_table(head(h).table, first, count, query_ + h * context_.queries * whole_steps<T>(context_.width),
+                     context_.queries, context_.width, to + h * context_.queries * to_row, to_row);
+    }
+  }
+
+  const Heads<T>* heads_;
+  const CopeRows<T>& rows_of_;
+  DecodeContext<T> context_;
+  int64_t last_, rows_, row_, ready_ = 0;
+  T *query_, *logits_, *last_logits_, *lacking_, *gate_scores_;
+  Fraction<T>*whole_, *fraction_;
 };
 
 }  // namespace

@@ -1,0 +1,305 @@
+#include "attention/reference.h"
+
+#include "attention/checks.h"
+#include "attention/dropout.h"
+#include "attention/registration.h"
+#include "attention/terms/list.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace posenc::attention_ops::reference {
+namespace {
+
+/// Scores that exist at a time.
+constexpr int64_t kBlockScores = 1 << 21;
+
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max(), kSmallest = std::numeric_limits<int64_t>::min();
+
+/// (T) or (B, T) -> (1 or B, 1, T).
+Tensor by_batch(const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(0).unsqueeze(0) : x.unsqueeze(1); }
+
+/// True where the position a is less than `window` (at least 1) after b; equal positions are, infinite ones too.
+Tensor within(const Tensor& a, const Tensor& b, int64_t window) {
+  if (at::isFloatingType(a.scalar_type())) {
+    return (a - b < window).logical_or(a == b);
+  }
+  return a.clamp_min(kSmallest + (window - 1)) - (window - 1) <= b;  // a - b may overflow
+}
+
+/// a - b of int64, the largest or smallest number where int64 cannot hold it.
+Tensor difference(const Tensor& a, const Tensor& b) {
+  const Tensor d = a - b;
+  const Tensor overflows = (a.bitwise_xor(b) & a.bitwise_xor(d)) < 0;
+  return at::where(overflows, at::where(a < b, at::scalar_tensor(kSmallest, d.options()), kLargest), d);
+}
+
+Block block_of(const Operands& o, const Rows& rows) {
+  const Call& call = o.call;
+  const auto counted = call.query().options().dtype(at::kLong);
+  const bool given = call.q_positions || call.k_positions;
+  const auto placed = [&](const OptionalTensor& positions, const c10::SymInt& first, const c10::SymInt& count) {
+    if (!positions) {
+      return at::arange(first, first + count, counted).unsqueeze(0).unsqueeze(0);
+    }
+    const Tensor p = by_batch(*positions);
+    return at::isFloatingType(p.scalar_type()) ? p : p.to(at::kLong);
+  };
+  const c10::SymInt queries = call.query().sym_size(2), one = 1;
+  Tensor q =
+      placed(call.q_positions, o.keys - queries, queries).narrow_symint(2, rows.begin, rows.length).unsqueeze(-1);
+  Tensor k = placed(call.k_positions, 0, o.keys).unsqueeze(-2);
+  const bool floating = at::isFloatingType(q.scalar_type()) || at::isFloatingType(k.scalar_type());
+  if (floating) {
+    q = q.to(wide_type(o));
+    k = k.to(wide_type(o));
+  }
+  Tensor visible = at::ones_symint({one, one, rows.length, o.keys}, call.query().options().dtype(at::kBool));
+  if (call.is_causal) {
+    visible = visible.logical_and(k <= q);
+  }
+  if (call.window) {
+    visible = visible.logical_and(within(q, k, *call.window));
+    if (!call.is_causal) {
+      visible = visible.logical_and(within(k, q, *call.window));
+    }
+  }
+  if (call.key_mask) {
+    visible = visible.logical_and(call.key_mask->unsqueeze(1).unsqueeze(1));
+  }
+  if (call.segment_ids) {
+    const Tensor ids = call.segment_ids->unsqueeze(1);
+    visible =
+        visible.logical_and(ids.narrow_symint(2, o.own_key(rows), rows.length).unsqueeze(-1) == ids.unsqueeze(-2));
+  }
+  for_each_used_term(call, [&](auto term) { term.hide(o, rows, visible); });
+  Block b{.rows = rows, .query = o.rows_of(kQuery, rows), .visible = visible, .distance = {}, .q_position = q};
+  if (!floating) {
+    b.distance = given ? difference(k, q) : k - q;
+  }
+  return b;
+}
+
+/// The blocks of queries. With symbolic sizes there is one.
+std::vector<Rows> blocks_of(const Operands& o) {
+  const c10::SymInt queries = o.call.query().sym_size(2);
+  const auto count = queries.maybe_as_int(), row = (o.batch * o.heads * o.keys).maybe_as_int();
+  if (!count || !row || o.mode == Mode::kComposite) {
+    return {Rows{0, queries}};
+  }
+  const int64_t rows = std::max<int64_t>(1, kBlockScores / std::max<int64_t>(1, *row));
+  std::vector<Rows> blocks;
+  for (int64_t begin = 0; begin == 0 || begin < *count; begin += rows) {
+    blocks.push_back({begin, std::min(rows, *count - begin)});
+  }
+  return blocks;
+}
+
+/// A round of two multiplications of the mixer in dropout.h, on int64 tensors that hold 32 bits.
+Tensor mixed(Tensor x) {
+  using namespace dropout;
+  x = (x.bitwise_xor(x.bitwise_right_shift(16)) * kFirst) & kMask;
+  x = (x.bitwise_xor(x.bitwise_right_shift(15)) * kSecond) & kMask;
+  return x.bitwise_xor(x.bitwise_right_shift(16));
+}
+
+/// True where a weight is kept, (B, H, length, Tk).
+Tensor kept(const Operands& o, const Block& block, const Tensor& seed) {
+  using namespace dropout;
+  const auto counted = seed.options();
+  const Tensor low = seed & kMask, high = seed.bitwise_right_shift(32) & kMask;
+  const Tensor heads = at::arange(o.batch * o.heads, counted).reshape_symint({o.batch, o.heads, 1, 1});
+  const Tensor queries = at::arange(block.rows.begin, block.rows.begin + block.rows.length, counted).unsqueeze(-1);
+  const Tensor keys = (at::arange(o.keys, counted) * kStep) & kMask;
+  const Tensor by_head = mixed((mixed(low.bitwise_xor(heads)) + high) & kMask);
+  return mixed(mixed(by_head.bitwise_xor(queries)).bitwise_xor(keys)) >= threshold(o.call.dropout_p);
+}
+
+/// Weights after dropout.
+Tensor dropped(const Operands& o, const Block& block, const Tensor& seed, const Tensor& weights) {
+  const double p = o.call.dropout_p;
+  if (p == 0.0) {
+    return weights;
+  }
+  return p == 1.0 ? at::zeros_like(weights) : at::where(kept(o, block, seed), weights / (1.0 - p), 0.0);
+}
+
+/// An int64 scalar that dropout's mask follows from, from torch's generator.
+Tensor drawn_seed(const Call& c, Mode mode) {
+  const auto counted = c.query().options().dtype(at::kLong);
+  if (c.dropout_p == 0.0) {
+    return at::zeros({}, counted);
+  }
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  return mode == Mode::kComposite ? at::randint(kLargest, {}, counted) : at::empty({}, counted).random_(0, kLargest);
+}
+
+Tensor scores(const Operands& o, const Block& block) {
+  Tensor s = o.scores(block.query, kKey);
+  for_each_used_term(o.call, [&](auto term) { term.replace_product(o, block, s); });
+  s = s * o.call.score_scale();
+  for_each_used_term(o.call, [&](auto term) { term.add_scores(o, block, s); });
+  return s;
+}
+
+/// The weights of a block, before dropout, and what a backward pass needs to form them again.
+struct Softmax {
+  Tensor weights, lse, largest, total;
+};
+
+Softmax softmax(const Operands& o, const Block& block) {
+  const Tensor s = at::where(block.visible, scores(o, block), -kInfinity);
+  const Tensor largest = s.detach().amax(-1, /*keepdim=*/true);
+  const Tensor shift = at::where(largest == -kInfinity, 0.0, largest);
+  const Tensor exponentials = (s - shift).exp();
+  const Tensor total = exponentials.sum(-1, /*keepdim=*/true);
+  const Tensor empty = total == 0.0, divisor = at::where(empty, 1.0, total);
+  return {exponentials / divisor, at::where(empty, -kInfinity, divisor.log() + shift).squeeze(-1), shift.squeeze(-1),
+          divisor.squeeze(-1)};
+}
+
+struct BlockResult {
+  Tensor out, lse, largest, total;
+};
+
+BlockResult forward_block(const Operands& o, const Block& block, const Tensor& seed) {
+  const Softmax found = softmax(o, block);
+  const Tensor weights = dropped(o, block, seed, found.weights);
+  Tensor out = o.sum_keys(weights, kValue, block.visible);
+  for_each_used_term(o.call, [&](auto term) { term.add_output(o, block, weights, out); });
+  return {out, found.lse, found.largest, found.total};
+}
+
+/// The weights of the forward pass. A composite form makes them anew, since its own derivatives go through all that
+/// they depend on.
+Tensor weights_again(const Operands& o, const Block& block, const Residuals& saved) {
+  if (o.mode == Mode::kComposite) {
+    return at::where(block.visible, softmax(o, block).weights, 0.0);
+  }
+  const auto rows = [&](const Tensor& x) {
+    return x.narrow_symint(2, block.rows.begin, block.rows.length).unsqueeze(-1);
+  };
+  const Tensor exponentials = (at::where(block.visible, scores(o, block), -kInfinity) - rows(saved.largest)).exp();
+  return at::where(block.visible, exponentials / rows(saved.total), 0.0);  // where the row's lse is NaN too
+}
+
+/// Gradients of a block (arXiv 2205.14135, appendix B.2): with Delta the sum of weight times its gradient over a row,
+/// the gradient of a score is weight * (gradient of the weight - Delta + gradient of lse).
+void backward_block(const Operands& o, const Block& block, const BackwardArgs& b, GradientSums& sums) {
+  const auto rows = [&](const Tensor& x) { return x.narrow_symint(2, block.rows.begin, block.rows.length); };
+  const Tensor sees_no_key = rows(b.saved.lse).unsqueeze(-1) == -kInfinity;
+  // Weights of 0 must not meet a gradient that is not finite.
+  const Tensor grad_out = at::where(sees_no_key, 0.0, rows(b.grad_out).to(o.dtype));
+  const Tensor weights = weights_again(o, block, b.saved);
+  const Tensor used = dropped(o, block, b.saved.seed, weights);
+
+  if (sums.wants(kValue)) {
+    sums.add(kValue, o.sum_queries(used, grad_out, block.visible));
+  }
+  Tensor grad_weights = o.scores(grad_out, kValue);
+  for_each_used_term(o.call,
+                     [&](auto term) { term.add_weight_gradients(o, block, used, grad_out, grad_weights, sums); });
+  grad_weights = at::where(block.visible, dropped(o, block, b.saved.seed, grad_weights), 0.0);
+  const Tensor delta = (weights * grad_weights).sum(-1, /*keepdim=*/true);
+  Tensor grad = grad_weights - delta;
+  if (b.grad_lse) {
+    grad = grad + rows(*b.grad_lse).unsqueeze(-1);
+  }
+  grad = at::where(block.visible, weights * grad, 0.0);
+  ProductGradient product{grad, block.visible};
+  for_each_used_term(o.call, [&](auto term) { term.add_gradients(o, block, grad, product, sums); });
+  add_product_gradients(o, block.query, kQuery, kKey, product, sums);
+  sums.next_block();
+}
+
+Residuals without_keys(const Call& c, const Tensor& seed) {
+  const Tensor lse = empty_lse(c);
+  return {at::zeros_like(empty_out(c, computing_dtype(c))),
+          at::full_like(lse, -kInfinity),
+          seed,
+          at::zeros_like(lse),
+          at::ones_like(lse),
+          empty_counts(c)};
+}
+
+}  // namespace
+
+Residuals forward(const Call& c, Mode mode) {
+  const Tensor seed = drawn_seed(c, mode);
+  const Operands o(c, mode);
+  if (o.keys == 0) {
+    return without_keys(c, seed);
+  }
+  const Tensor counts = at::zeros_like(empty_counts(c));  // the plain form counts gates anew
+  if (mode == Mode::kComposite) {
+    const auto [out, lse, largest, total] = forward_block(o, block_of(o, {0, c.query().sym_size(2)}), seed);
+    return {out, lse, seed, largest, total, counts};
+  }
+  Residuals r{empty_out(c, o.dtype), empty_lse(c), seed, empty_lse(c), empty_lse(c), counts};
+  for (const Rows& rows : blocks_of(o)) {
+    const BlockResult found = forward_block(o, block_of(o, rows), seed);
+    const auto write = [&](const Tensor& to, const Tensor& from) {
+      to.narrow_symint(2, rows.begin, rows.length).copy_(from);
+    };
+    write(r.out, found.out);
+    write(r.lse, found.lse);
+    write(r.largest, found.largest);
+    write(r.total, found.total);
+  }
+  return r;
+}
+
+Gradients backward(const BackwardArgs& b, const Call& c, Mode mode) {
+  const Operands o(c, mode);
+  GradientSums sums(b.wanted);
+  if (o.keys != 0) {
+    for (const Rows& rows : blocks_of(o)) {
+      backward_block(o, block_of(o, rows), b, sums);
+    }
+  }
+  Gradients results;
+  for (int64_t input = 0; input < kInputs; ++input) {
+    if (b.wanted[input]) {
+      results[input] = sums.result(o, static_cast<Input>(input));
+    }
+  }
+  return results;
+}
+
+Tensor logits(const Call& c) {
+  const Operands o(c, Mode::kComposite);
+  const Block block = block_of(o, {0, c.query().sym_size(2)});
+  return at::where(block.visible, scores(o, block), -kInfinity);
+}
+
+namespace {
+
+template <Mode mode>
+OutAndLse public_form(const Call& c) {
+  check(c);
+  const Residuals r = forward(c, mode);
+  return {r.out.to(c.query().scalar_type()), r.lse};
+}
+
+template <Mode mode>
+Residuals forward_form(const Call& c) {
+  check(c);
+  return forward(c, mode);
+}
+
+template <Mode mode>
+Gradients backward_form(const BackwardArgs& b, const Call& c) {
+  check(c);
+  return backward(b, c, mode);
+}
+
+TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+  register_ops<public_form<Mode::kDevice>, forward_form<Mode::kDevice>, backward_form<Mode::kDevice>>(m);
+}
+
+TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+  register_ops<public_form<Mode::kComposite>, forward_form<Mode::kComposite>, backward_form<Mode::kComposite>>(m);
+}
+
+}  // namespace
+}  // namespace posenc::attention_ops::reference

@@ -1,0 +1,107 @@
+#pragma once
+
+/// The CPU parts of all terms: what a call makes of each, in the order of terms/list.h.
+
+#include "attention/terms/heads.h"
+#include "attention/terms/list.h"
+
+#include "attention/terms/bias/cpu.h"
+#include "attention/terms/cope/cpu.h"
+#include "attention/terms/decay/cpu.h"
+#include "attention/terms/distance/cpu.h"
+#include "attention/terms/fire/cpu.h"
+#include "attention/terms/piecewise/cpu.h"
+#include "attention/terms/relative/cpu.h"
+
+namespace posenc::attention_ops {
+
+template <template <template <typename> class...> class List>
+using AllCpuTerms = List<PiecewiseCpu, DistanceCpu, DecayCpu, RelativeCpu, FireCpu, BiasCpu, CopeCpu>;
+
+template <typename T>
+struct CpuTermsOf {
+  template <template <typename> class... Term>
+  class List {
+   public:
+    List(const Call& c, const Geometry& g) : terms_(Term<T>(c, g)...) {}
+
+    Heads<T> heads(int64_t batch, int64_t head) const {
+      return std::apply([&](const auto&... term) { return Heads<T>{term.head(batch, head)...}; }, terms_);
+    }
+
+    template <size_t i>
+    const auto& get() const {
+      return std::get<i>(terms_);
+    }
+
+    /// Sets what the forward pass leaves for the backward pass.
+    void enter_residuals(Heads<T>& heads, const JobPlace& place, const Tensor& counts) const {
+      enter_residuals(heads, place, counts, std::index_sequence_for<Term<T>...>());
+    }
+
+    bool counts_from_query() const {
+      return std::apply([](const auto&... term) { return (term.counts_from_query() || ...); }, terms_);
+    }
+
+    template <typename Pack, typename KeysOf>
+    DecodeRows<T> decode_rows(const Pack& pack, const KeysOf& keys_of, bool stopped) const {
+      DecodeRows<T> rows{};
+      std::apply([&](const auto&... term) { (term.enter_decode_rows(rows, pack, keys_of, stopped), ...); }, terms_);
+      return rows;
+    }
+
+    /// What a thread holds of the rows that terms read.
+    class Rows {
+     public:
+      Rows(const Call& c, bool walked_often) : rows_(typename Term<T>::Rows(c, walked_often)...) {}
+      void enter(Heads<T>& heads, const JobPlace& place) { enter(heads, place, std::index_sequence_for<Term<T>...>()); }
+
+     private:
+      template <size_t... i>
+      void enter(Heads<T>& heads, const JobPlace& place, std::index_sequence<i...>) {
+        (std::get<i>(rows_).enter(std::get<i>(heads), place), ...);
+      }
+      std::tuple<typename Term<T>::Rows...> rows_;
+    };
+
+   private:
+    template <size_t... i>
+    void enter_residuals(Heads<T>& heads, const JobPlace& place, const Tensor& counts,
+                         std::index_sequence<i...>) const {
+      (std::get<i>(terms_).enter_residuals(std::get<i>(heads), place, counts), ...);
+    }
+    std::tuple<Term<T>...> terms_;
+  };
+};
+template <typename T>
+using CpuTerms = AllCpuTerms<CpuTermsOf<T>::template List>;
+
+/// The sums of the terms' gradients.
+template <typename T>
+class CpuTermGradients {
+ public:
+  CpuTermGradients(const Call& c, const CpuTerms<T>& terms, const GradientLayout& layout, const Wanted& wanted)
+      : gradients_(make(c, terms, layout, wanted, std::make_index_sequence<std::tuple_size_v<Heads<T>>>())) {}
+
+  HeadGradients<T> at(const GradientPlace& place) const {
+    return std::apply([&](const auto&... each) { return HeadGradients<T>{each.at(place)...}; }, gradients_);
+  }
+
+  void results(Gradients& to) const {
+    std::apply([&](const auto&... each) { (each.results(to), ...); }, gradients_);
+  }
+
+ private:
+  using Tuple = std::tuple<PiecewiseCpuGradients<T>, DistanceCpuGradients<T>, DecayCpuGradients<T>,
+                           RelativeCpuGradients<T>, FireCpuGradients<T>, BiasCpuGradients<T>, CopeCpuGradients<T>>;
+
+  template <size_t... i>
+  static Tuple make(const Call& c, const CpuTerms<T>& terms, const GradientLayout& layout, const Wanted& wanted,
+                    std::index_sequence<i...>) {
+    return Tuple{std::tuple_element_t<i, Tuple>(c, terms.template get<i>(), layout, wanted)...};
+  }
+
+  Tuple gradients_;
+};
+
+}  // namespace posenc::attention_ops

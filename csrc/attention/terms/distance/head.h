@@ -1,0 +1,25 @@
+#pragma once
+
+#include "attention/tile/types.h"
+
+namespace posenc::attention_ops {
+
+template <typename T>
+struct DistanceHead {
+  /// -slope * |distance|
+  double slope;
+  /// Null, or 2 * radius + 1 entries over the clipped distance key - query.
+  const T* table;
+  int64_t radius;
+
+  bool used() const { return slope != 0.0 || table != nullptr; }
+};
+
+/// Sums, each null where not wanted.
+template <typename T>
+struct DistanceGradient {
+  /// 2 * radius + 1 entries; one number.
+  double *table, *slope;
+};
+
+}  // namespace posenc::attention_ops

@@ -1,0 +1,30 @@
+#pragma once
+
+/// The data of all terms of a head: a tuple with one struct for each term, zero where a head lacks the term.
+
+#include "attention/terms/bias/head.h"
+#include "attention/terms/cope/head.h"
+#include "attention/terms/decay/head.h"
+#include "attention/terms/distance/head.h"
+#include "attention/terms/fire/head.h"
+#include "attention/terms/piecewise/head.h"
+#include "attention/terms/relative/head.h"
+
+#include <tuple>
+
+namespace posenc::attention_ops {
+
+template <typename T>
+using Heads =
+    std::tuple<PiecewiseHead<T>, DistanceHead<T>, DecayHead<T>, RelativeHead<T>, FireHead<T>, BiasHead<T>, CopeHead<T>>;
+
+/// Sums that a job adds the gradients of terms to.
+template <typename T>
+using HeadGradients = std::tuple<PiecewiseGradient<T>, DistanceGradient<T>, DecayGradient<T>, RelativeGradient<T>,
+                                 FireGradient<T>, BiasGradient<T>, CopeGradient<T>>;
+
+/// Rows of queries and keys beside query and key that terms read in decoding.
+template <typename T>
+using DecodeRows = std::tuple<PiecewiseRows<T>, CopeRows<T>>;
+
+}  // namespace posenc::attention_ops

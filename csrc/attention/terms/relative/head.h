@@ -1,0 +1,26 @@
+#pragma once
+
+#include "attention/tile/types.h"
+
+namespace posenc::attention_ops {
+
+/// Tables by distance, row radius + clip(key - query, -radius, radius) of 2 * radius + 1.
+template <typename T>
+struct RelativeHead {
+  int64_t radius;
+  /// data null: the head has no such tables.
+  PackedRows<T> key;
+  /// data null: none.
+  PackedRows<T> value;
+
+  bool used() const { return key.data != nullptr; }
+  bool has_values() const { return value.data != nullptr; }
+  int64_t entries() const { return used() ? 2 * radius + 1 : 0; }
+};
+
+template <typename T>
+struct RelativeGradient {
+  GradientRows<T> key, value;
+};
+
+}  // namespace posenc::attention_ops

@@ -1,0 +1,81 @@
+#include "attention/terms/relative/term.h"
+
+#include "attention/checks.h"
+#include "common/checks.h"
+
+namespace posenc::attention_ops {
+
+using namespace reference;
+
+namespace {
+
+/// A table (2R+1, width) or (heads, 2R+1, width) over clipped distances.
+void check_rows(const Call& c, Input input, const c10::SymInt& width) {
+  check_table(c, input);
+  const Tensor& x = c[input];
+  const c10::SymInt heads = c.query().sym_size(1);
+  TORCH_CHECK_VALUE((x.dim() == 2 || (x.dim() == 3 && equal(x.sym_size(0), heads))) && equal(x.sym_size(-1), width) &&
+                        holds((x.sym_size(-2) % 2).sym_eq(1)),
+                    op_name(c), ": expected ", name_of(c, input), " of shape (2R + 1, ", width, ") or (", heads,
+                    ", 2R + 1, ", width, "), but got ", x.sym_sizes());
+}
+
+/// Where an entry stands for each query and key.
+Tensor entries_of(const Block& block, const Tensor& table) { return clipped(block, table.sym_size(-2)); }
+
+}  // namespace
+
+void Relative::check(const Call& c) {
+  TORCH_CHECK_VALUE(c.has(kRelK), op_name(c), ": expected rel_k where rel_v is given");
+  check_rows(c, kRelK, c.query().sym_size(3));
+  if (c.has(kRelV) && c.has(kValue)) {
+    check_rows(c, kRelV, c.value().sym_size(3));
+    TORCH_CHECK_VALUE(equal(c[kRelV].sym_size(-2), c[kRelK].sym_size(-2)), op_name(c),
+                      ": expected rel_k and rel_v to cover the same distances, but got ", c[kRelK].sym_sizes(), " and ",
+                      c[kRelV].sym_sizes());
+  }
+}
+
+void Relative::add_scores(const Operands& o, const Block& block, Tensor& scores) {
+  const Tensor& rel_k = o[kRelK];
+  const Tensor by_entry = block.query.matmul(rel_k.transpose(-1, -2));
+  scores = scores + look_up(o, by_entry, entries_of(block, rel_k)) * o.call.score_scale();
+}
+
+void Relative::add_output(const Operands& o, const Block& block, const Tensor& weights, Tensor& out) {
+  if (o.call.has(kRelV)) {
+    const Tensor& rel_v = o[kRelV];
+    out = out + sum_bins(o, weights, entries_of(block, rel_v), rel_v.sym_size(-2)).matmul(rel_v);
+  }
+}
+
+void Relative::add_weight_gradients(const Operands& o, const Block& block, const Tensor& weights,
+                                    const Tensor& grad_out, Tensor& grad_weights, GradientSums& sums) {
+  if (!o.call.has(kRelV)) {
+    return;
+  }
+  const Tensor& rel_v = o[kRelV];
+  const Tensor index = entries_of(block, rel_v);
+  if (sums.wants(kRelV)) {
+    const Tensor bins = sum_bins(o, weights, index, rel_v.sym_size(-2));
+    sums.add(kRelV, bins.transpose(-1, -2).matmul(grad_out).sum_to_size_symint(rel_v.sym_sizes()));
+  }
+  grad_weights = grad_weights + look_up(o, grad_out.matmul(rel_v.transpose(-1, -2)), index);
+}
+
+void Relative::add_gradients(const Operands& o, const Block& block, const Tensor& grad, ProductGradient& /*product*/,
+                             GradientSums& sums) {
+  if (!sums.wants(kQuery) && !sums.wants(kRelK)) {
+    return;
+  }
+  const Tensor& rel_k = o[kRelK];
+  const Tensor bins = sum_bins(o, grad * o.call.score_scale(), entries_of(block, rel_k), rel_k.sym_size(-2));
+  if (sums.wants(kQuery)) {
+    sums.add_rows(kQuery, bins.matmul(rel_k));
+  }
+  if (sums.wants(kRelK)) {
+    sums.add(kRelK, bins.transpose(-1, -2).matmul(block.query).sum_to_size_symint(rel_k.sym_sizes()));
+  }
+}
+
+}  // namespace posenc::attention_ops

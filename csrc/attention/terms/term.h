@@ -1,0 +1,49 @@
+#pragma once
+
+/// What every device shares of a term: something that scores are made of beside scale * query . key.
+///
+/// A term is a folder, terms/NAME, and a row of terms/list.h:
+///
+///   term.h, term.cpp   its inputs, their rules, and its plain ATen form       (here: Term, with what a term may leave
+///   out) head.h             what kernels read of a head, and where gradients go    plain data cpu.h              from
+///   the tensors of a call to that data kernel.h           what it does to a tile of scores and to a block of keys in
+///   decoding, with CPU vectors
+
+#include "attention/reference/operands.h"
+
+namespace posenc::attention_ops {
+
+struct Term {
+  /// The op that a call with this term is named after in messages; null: "attention".
+  static constexpr const char* kOp = nullptr;
+  /// Whether the term is a function of the distance, which takes integer positions.
+  static constexpr bool kNeedsDistance = false;
+
+  // A term has, beside what it overrides:
+  //   static bool used(const Call& c);
+  //   static void check(const Call& c);      raises unless its inputs fit
+
+  // The plain ATen form, for a block of queries. Scores are (B, H, length, Tk); entries of hidden keys may be anything.
+
+  /// Hides keys: visible = visible and ...
+  static void hide(const reference::Operands& /*o*/, const reference::Rows& /*rows*/, Tensor& /*visible*/) {}
+  /// Replaces the product query . key, or part of it.
+  static void replace_product(const reference::Operands& /*o*/, const reference::Block& /*block*/,
+                              Tensor& /*product*/) {}
+  /// Adds to the scores.
+  static void add_scores(const reference::Operands& /*o*/, const reference::Block& /*block*/, Tensor& /*scores*/) {}
+  /// Adds to the output, from the weights after dropout.
+  static void add_output(const reference::Operands& /*o*/, const reference::Block& /*block*/, const Tensor& /*weights*/,
+                         Tensor& /*out*/) {}
+
+  /// Adds to the gradient of the weights after dropout, and to the gradients of what add_output() read.
+  static void add_weight_gradients(const reference::Operands& /*o*/, const reference::Block& /*block*/,
+                                   const Tensor& /*weights*/, const Tensor& /*grad_out*/, Tensor& /*grad_weights*/,
+                                   reference::GradientSums& /*sums*/) {}
+  /// Adds to the gradients of what add_scores() and replace_product() read. grad: that of the scores, 0 where hidden.
+  /// product: what is left of it for query . key.
+  static void add_gradients(const reference::Operands& /*o*/, const reference::Block& /*block*/, const Tensor& /*grad*/,
+                            reference::ProductGradient& /*product*/, reference::GradientSums& /*sums*/) {}
+};
+
+}  // namespace posenc::attention_ops

@@ -1,0 +1,63 @@
+#pragma once
+
+/// What attention takes beside query, key and value. Each argument is one row here; the options of the C++ functions
+/// (posenc/ops_attention.h), the schemas of the ops and everything between them follow from the rows.
+///
+/// Shapes: B batch, H query heads, G key and value heads, Tq queries, Tk keys, D head width, Dv value width.
+///
+///   INPUT(slot, name)              a tensor that may have a gradient
+///   TENSOR(name)                   a tensor that has none
+///   OPTION(type, name, default)    anything else
+
+/// Keywords of every function.
+#define POSENC_ATTENTION_TERM_INPUTS(INPUT)                                                                       \
+  /* (B, G, Tk, D): forms the gates of CoPE instead of key. Pass value for gates from values. */                  \
+  INPUT(kGateKey, gate_key)                                                                                       \
+  /* (H): added to the logits of CoPE's gates. */                                                                 \
+  INPUT(kGateBias, gate_bias)                                                                                     \
+  /* (H) or (B, H): adds -slope * |q_position - k_position|. */                                                   \
+  INPUT(kSlopes, alibi_slopes)                                                                                    \
+  /* (H, 2R+1): adds entry R + clip(k_position - q_position, -R, R). */                                           \
+  INPUT(kDistanceBias, distance_bias)                                                                             \
+  /* Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key. */ \
+  INPUT(kBias, bias)                                                                                              \
+  /* (B, H, Tk) or (1, H, Tk): adds the sum of log_decay[t] for key < t <= query, over tokens t of the same */    \
+  /* segment. Needs is_causal. Entries below -100000 count as -100000. */                                         \
+  INPUT(kLogDecay, log_decay)
+
+#define POSENC_ATTENTION_TENSORS(TENSOR)                                                                          \
+  /* (B, Tk) bool: true where a key may be attended. */                                                           \
+  TENSOR(key_mask)                                                                                                \
+  /* (B, Tk) integer: a query, of the last Tq entries, sees keys of its own segment only. Needs Tq <= Tk. */      \
+  TENSOR(segment_ids)                                                                                             \
+  /* (Tq) or (B, Tq), (Tk) or (B, Tk), in tokens. Absent: 0 .. Tk-1 for keys, the last Tq of them for queries. */ \
+  /* Integer, or floating where no score depends on the distance itself. */                                       \
+  TENSOR(q_positions)                                                                                             \
+  TENSOR(k_positions)
+
+#define POSENC_ATTENTION_OPTIONS(OPTION)                                                                             \
+  /* Multiplies query . key. Absent: 1 / sqrt(D). */                                                                 \
+  OPTION(std::optional<double>, scale, std::nullopt)                                                                 \
+  /* Sees keys with q_position - k_position < window and, if not causal, k_position - q_position < window. */        \
+  OPTION(std::optional<int64_t>, window, std::nullopt)                                                               \
+  /* CoPE: multiplies query . pos_emb by scale too (Meta's repository). false: the paper's listing. */               \
+  OPTION(bool, scale_position_logits, false)                                                                         \
+  /* Probability with which a weight is zeroed; the others are divided by 1 - dropout_p. The mask follows torch's */ \
+  /* seed and is new in every call. */                                                                               \
+  OPTION(double, dropout_p, 0.0)
+
+/// The tables of relative_attention(), cope_attention() and piecewise_attention(), which are keywords of attention().
+#define POSENC_ATTENTION_TABLES(INPUT)                                                                       \
+  /* (B, H, Tq, D) and (B, G, Tk, D): beyond `threshold` scores are scale * q_far . k_far. */                \
+  INPUT(kFarQuery, q_far)                                                                                    \
+  INPUT(kFarKey, k_far)                                                                                      \
+  /* (2R+1, D) or (H, 2R+1, D): scores are scale * query . (key + rel_k[R + clip(k_pos - q_pos, -R, R)]). */ \
+  INPUT(kRelK, rel_k)                                                                                        \
+  /* (2R+1, Dv) or (H, 2R+1, Dv): weights sum value + rel_v[the same entry]. */                              \
+  INPUT(kRelV, rel_v)                                                                                        \
+  /* (1, D, P) or (H, D, P): CoPE's embeddings of positions. */                                              \
+  INPUT(kPosEmb, pos_emb)
+
+#define POSENC_ATTENTION_TABLE_OPTIONS(OPTION)                                           \
+  /* In tokens: q_far and k_far serve keys with q_position - k_position >= threshold. */ \
+  OPTION(int64_t, threshold, 0)

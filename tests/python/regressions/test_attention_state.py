@@ -1,0 +1,111 @@
+"""What attention's backward knows of its forward, on every path; and arguments that are missing or of another layout."""
+
+import pytest
+import torch
+
+import posenc
+from tolerances import assert_near
+
+ops = posenc.ops
+
+
+def low_bias_call(dtype=torch.float32):
+    """All keys of all rows have a bias of -1e9, as left padding gives: weights are uniform."""
+    q, k, v = (torch.randn(1, 2, 6, 4, dtype=dtype) for _ in range(3))
+    return q * 0, k, v.requires_grad_(), torch.full((1, 2, 6, 6), -1e9, dtype=dtype)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_under_a_low_bias_are_those_of_uniform_weights(create_graph):
+    q, k, v, bias = low_bias_call()
+    out = ops.attention(q, k, v, bias=bias)
+    grad_out = torch.randn_like(out)
+    (grad,) = torch.autograd.grad(out, v, grad_out, create_graph=create_graph)
+    assert_near(grad.detach(), grad_out.mean(2, keepdim=True).expand_as(v), scale=10)
+
+
+def test_the_backward_op_reads_the_softmax_state_of_the_forward_op():
+    q, k, v, bias = low_bias_call()
+    v = v.detach()
+    forward = torch.ops.posenc._attention_forward.default
+    backward = torch.ops.posenc._attention_backward.default
+    with torch.no_grad():
+        residuals = forward(q, k, v, bias=bias)
+    grad_out = torch.randn_like(residuals[0])
+    wanted = [False, False, True] + [False] * (len(backward._schema.returns) - 3)
+    grads = backward(grad_out, None, *residuals, wanted, q, k, v, bias=bias)
+    assert_near(grads[2], grad_out.mean(2, keepdim=True).expand_as(v), scale=10)
+
+
+def test_second_derivatives_under_a_low_bias_are_finite_and_right():
+    q, k, v, bias = low_bias_call(torch.float64)
+    bias.requires_grad_()
+    out = ops.attention(q, k, v, bias=bias)
+    (of_bias,) = torch.autograd.grad(out[..., 0].pow(2).sum(), bias, create_graph=True)
+    (second,) = torch.autograd.grad(of_bias.pow(2).sum(), bias)
+    shifted = (bias.detach() + 1e9).requires_grad_()
+    (expected,) = torch.autograd.grad(ops.attention(q, k, v, bias=shifted)[..., 0].pow(2).sum(), shifted, create_graph=True)
+    (expected,) = torch.autograd.grad(expected.pow(2).sum(), shifted)
+    assert_near(second, expected, scale=1e6)
+
+
+@pytest.mark.parametrize(
+    ("op", "argument"),
+    [("cope_attention", "pos_emb"), ("relative_attention", "rel_k"), ("piecewise_attention", "q_far")],
+)
+def test_a_required_tensor_that_is_none_is_named(op, argument):
+    x = torch.randn(1, 2, 4, 4)
+    names = {"piecewise_attention": ("q_near", "k_near", "k_far", "value")}.get(op, ("query", "key", "value"))
+    more = {"threshold": 2} if op == "piecewise_attention" else {}
+    with pytest.raises(TypeError, match=f"{op}.*{argument}.*None"):
+        getattr(ops, op)(**dict.fromkeys(names, x), **{argument: None}, **more)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_an_operand_that_is_none_is_named(name):
+    tensors = dict.fromkeys(("query", "key", "value"), torch.randn(1, 2, 4, 4)) | {name: None}
+    with pytest.raises(TypeError, match=f"attention: expected {name} to be a tensor, but got None"):
+        ops.attention(**tensors)
+
+
+TABLES = {
+    "alibi_slopes": (2,),
+    "distance_bias": (2, 3),
+    "bias": (4, 4),
+    "log_decay": (1, 2, 4),
+    "key_mask": (1, 4),
+    "segment_ids": (1, 4),
+    "q_positions": (4,),
+    "k_positions": (4,),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_sparse_arguments_are_refused_by_name(name):
+    kind = {"key_mask": torch.bool}.get(name, torch.long if name.endswith(("ids", "positions")) else torch.float32)
+    sparse = torch.ones(TABLES[name]).to(kind).to_sparse()
+    x = torch.randn(1, 2, 4, 4)
+    with pytest.raises(TypeError, match=f"attention: expected {name} to be a dense tensor.*to_dense"):
+        ops.attention(x, x, x, is_causal=True, **{name: sparse})
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_nested_and_quantised_operands_are_refused_by_name(name):
+    x = torch.randn(1, 2, 4, 4)
+    tensors = dict.fromkeys(("query", "key", "value"), x)
+    quantised = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+    with pytest.raises((TypeError, NotImplementedError), match=f"{name}|Quantized"):
+        ops.attention(**(tensors | {name: quantised}))
+
+
+def test_options_of_a_term_without_the_term_are_refused():
+    x = torch.randn(1, 2, 4, 4)
+    op = torch.ops.posenc.attention
+    with pytest.raises(ValueError, match="expected q_far and k_far where one of them or threshold is given"):
+        op(x, x, x, threshold=3)
+    with pytest.raises(ValueError, match="expected pos_emb where gate_key, gate_bias or scale_position_logits is given"):
+        op(x, x, x, scale_position_logits=True)
+    with pytest.raises(ValueError, match="expected rel_k where rel_v is given"):
+        op(x, x, x, rel_v=torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="use either"):
+        op(x, x, x, is_causal=True, q_far=x, k_far=x, pos_emb=torch.zeros(1, 4, 3))
