@@ -4,6 +4,8 @@ import hypothesis
 import pytest
 import torch
 
+import devices
+
 hypothesis.settings.register_profile("posenc", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.load_profile("posenc")
 
@@ -14,6 +16,16 @@ def _deterministic():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(params=devices.PARAMETERS)
+def device(request):
+    """The name of the device under test; tensors are made there unless a call says where."""
+    if request.param == "cpu":
+        yield request.param
+    else:
+        with torch.device(request.param):
+            yield request.param
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import torch
 
 import posenc
 from attention_cases import CASES, ONE_OF_EACH
+from devices import each_device
 from tolerances import assert_bits
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, each_device]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 one_of_each = pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
 

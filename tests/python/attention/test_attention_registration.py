@@ -5,6 +5,7 @@ import torch
 
 import posenc
 from attention_cases import CASES, ONE_OF_EACH
+from devices import moved
 from tolerances import assert_bits
 
 one_of_each = pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
@@ -49,11 +50,10 @@ def test_opcheck_of_dropout_leaves_nothing_but_the_drawn_numbers(case):
     )
 
 
-@one_of_each
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_meta_tensors(case):
     tensors = case.tensors(torch.bfloat16)
-    options = {n: x.to("meta") if isinstance(x, torch.Tensor) else x for n, x in case.options.items()}
-    out, lse = getattr(posenc.ops, case.op)(**{n: x.to("meta") for n, x in tensors.items()}, **options, return_lse=True)
+    out, lse = case.run(moved(tensors, "meta"))
     real_out, real_lse = case.run(tensors)
     for result, real in ((out, real_out), (lse, real_lse)):
         assert (result.shape, result.dtype, result.stride()) == (real.shape, real.dtype, real.stride())

@@ -10,6 +10,7 @@ import torch
 
 import attention_op_reference
 import posenc
+from devices import moved, on_cpu
 
 BATCH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 4, 2, 6, 5
 
@@ -53,13 +54,17 @@ class AttentionCase:
             made[name] = (make if name == "gate_key" else _plain)(shape, dtype)
         return made
 
+    def options_for(self, tensors) -> dict[str, Any]:
+        """The options, on the device of the tensors."""
+        return moved(self.options, next(iter(tensors.values())).device)
+
     def run(self, tensors):
         """(out, lse) of the op."""
-        return getattr(posenc.ops, self.op)(**tensors, **self.options, return_lse=True)
+        return getattr(posenc.ops, self.op)(**tensors, **self.options_for(tensors), return_lse=True)
 
     def expected(self, tensors):
         """(out, lse) in float64, without dropout."""
-        return getattr(attention_op_reference, self.op)(**tensors, **self.options)
+        return on_cpu(getattr(attention_op_reference, self.op), **tensors, **self.options)
 
 
 def _plain(shape, dtype):
