@@ -67,6 +67,21 @@ class AttentionCase:
         return on_cpu(getattr(attention_op_reference, self.op), **tensors, **self.options)
 
 
+def finite(lse):
+    """lse with 0 for queries that see no key."""
+    return torch.where(lse.isinf(), torch.zeros_like(lse), lse)
+
+
+def function_of(case, tensors):
+    """Both results, as a function of the values of the tensors."""
+
+    def call(*values):
+        out, lse = case.run(dict(zip(tensors, values, strict=True)))
+        return out, finite(lse)
+
+    return call
+
+
 def _plain(shape, dtype):
     return torch.randn(shape, dtype=torch.float64).to(dtype)
 
