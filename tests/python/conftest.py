@@ -10,6 +10,13 @@ hypothesis.settings.register_profile("posenc", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("posenc")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """`-m kernels`, which runs once per instruction set, does not import files without such tests."""
+    if config.option.markexpr == "kernels" and collection_path.suffix == ".py":
+        return "mark.kernels" not in collection_path.read_text() or None
+    return None
+
+
 @pytest.fixture(autouse=True)
 def _deterministic():
     torch.manual_seed(0)
