@@ -85,7 +85,7 @@ def test_state_dict_holds_the_parameters_only(case):
     assert tuple(module.state_dict()) == case.parameters
     assert tuple(name for name, _ in module.named_parameters()) == case.parameters
     case.run(module, *case.inputs(torch.float32))
-    assert tuple(module.state_dict()) == case.parameters, "a call leaves no state behind"
+    assert tuple(module.state_dict()) == case.parameters, "a call leaves no state"
     other = case.build()
     other.load_state_dict(perturbed(module).state_dict())
     inputs = case.inputs(torch.float32)

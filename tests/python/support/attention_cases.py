@@ -22,7 +22,7 @@ class AttentionCase:
     Attributes:
         name: Test id.
         op: Name of the op.
-        tables: Shapes of the tensors beside queries, keys and values, by argument name.
+        tables: Shapes of the tensors other than queries, keys and values, by argument name.
         options: Other keyword arguments, and threshold.
         queries, keys: Lengths.
     """
