@@ -21,6 +21,9 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 BUILD := build/torch-$(TORCH)
 JOBS := $(shell nproc)
 
+# Python's tests use one thread each; the tests of a file share a process, and with it what the file's fixtures make.
+test: export PYTEST_ADDOPTS ?= --numprocesses=logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+
 .PHONY: help
 help:
 	@echo 'make demo    train a small language model, then stretch its context with each scaling (ARGS="--help" explains)'

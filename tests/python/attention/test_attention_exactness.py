@@ -51,7 +51,7 @@ def peaked(queries):
 
 
 def rising(queries):
-    """Scores that rise from the query leftwards, so that every tile of keys has a larger one."""
+    """Scores that rise towards key 0, so that the maximum grows with every tile of keys on the way there."""
     query, key = even(queries)
     query[..., 0] = math.sqrt(WIDTH)
     key[..., 0] = torch.linspace(6, 0, KEYS)

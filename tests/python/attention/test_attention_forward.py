@@ -6,9 +6,10 @@ import torch
 import layouts
 import posenc
 from attention_cases import CASES, GROUPS, HEADS, ONE_OF_EACH, AttentionCase
+from devices import each_device
 from tolerances import DTYPES, assert_bits, assert_near
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, each_device]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 one_of_each = pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -101,7 +102,7 @@ def test_the_scores_of_every_op_are_what_it_sums_with():
         tensors = case.tensors()
         value = tensors.pop("value")
         rel_v = tensors.pop("rel_v", None)
-        logits = getattr(torch.ops.posenc, f"_{case.op}_logits")(**tensors, **case.options)
+        logits = getattr(torch.ops.posenc, f"_{case.op}_logits")(**tensors, **case.options_for(tensors))
         weights = torch.nan_to_num(logits.softmax(-1), nan=0.0)
         expected = weights @ value.repeat_interleave(2, 1)
         if rel_v is None:

@@ -4,31 +4,17 @@ import pytest
 import torch
 
 import posenc
-from attention_cases import CASES, ONE_OF_EACH
+from attention_cases import CASES, ONE_OF_EACH, finite, function_of
+from devices import each_device
 from tolerances import assert_bits
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, each_device]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 one_of_each = pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
 
 
-def finite(lse):
-    """lse with 0 for queries that see no key."""
-    return torch.where(lse.isinf(), torch.zeros_like(lse), lse)
-
-
 def leaves(case, dtype=torch.float64):
     return {name: x.requires_grad_() for name, x in case.tensors(dtype).items()}
-
-
-def function_of(case, tensors):
-    """(function, its arguments): both results as a function of every tensor."""
-
-    def call(*values):
-        out, lse = case.run(dict(zip(tensors, values, strict=True)))
-        return out, finite(lse)
-
-    return call, tuple(tensors.values())
 
 
 @every_case
@@ -47,12 +33,8 @@ def test_gradients_equal_those_of_plain_sums(case):
 
 @one_of_each
 def test_gradcheck(case):
-    assert torch.autograd.gradcheck(*function_of(case, leaves(case)))
-
-
-@one_of_each
-def test_second_derivatives(case):
-    assert torch.autograd.gradgradcheck(*function_of(case, leaves(case)))
+    tensors = leaves(case)
+    assert torch.autograd.gradcheck(function_of(case, tensors), tuple(tensors.values()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -13,6 +13,7 @@ import attention_op_reference
 import layouts
 import posenc
 from attention_calls import OPS, every_op
+from attention_cases import finite
 from tolerances import assert_bits
 
 pytestmark = pytest.mark.kernels
@@ -70,19 +71,14 @@ class Shapes:
         return (own if op == "cope_attention" else {"is_causal": True} | own) | self.rules
 
 
-def seeing(lse):
-    """lse with 0 for queries that see no key."""
-    return torch.where(lse.isinf(), torch.zeros_like(lse), lse)
-
-
 def results(call, tensors, grads):
     """out, lse and the gradients of all tensors."""
     out, lse = call(tensors)
     wide = grads[0].dtype
     gradients = torch.autograd.grad(
-        (out.to(wide), seeing(lse).to(wide)), list(tensors.values()), grads, allow_unused=True, materialize_grads=True
+        (out.to(wide), finite(lse).to(wide)), list(tensors.values()), grads, allow_unused=True, materialize_grads=True
     )
-    return {"out": out.detach(), "lse": seeing(lse).detach()} | dict(zip(tensors, gradients, strict=True))
+    return {"out": out.detach(), "lse": finite(lse).detach()} | dict(zip(tensors, gradients, strict=True))
 
 
 def assert_equals_plain_sums(op, shapes, dtype, layout="contiguous"):

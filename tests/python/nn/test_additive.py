@@ -295,7 +295,7 @@ class TestALiBiSlopesKeepTheirValues:
 
 @every_learning_module
 def test_parameters_learn_from_unlike_dtypes(name):
-    """A float32 module beside 16-bit queries: gradients have the parameters' dtype."""
+    """A float32 module with 16-bit queries: gradients have the parameters' dtype."""
     module, (q, k, v) = build(name), operands(dtype=torch.bfloat16)
     module.attend(q, k, v, is_causal=True).float().square().sum().backward()
     wide, (q, k, v) = build(name), (x.float() for x in (q, k, v))

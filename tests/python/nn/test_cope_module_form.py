@@ -90,7 +90,7 @@ def test_positions_do_not_grow_towards_the_query():
 
 @pytest.mark.parametrize("where", ["query", "attn_logits"])
 def test_mixed_dtypes(where):
-    """Half-width queries beside float32 logits, and the other way round: results have the dtype of the logits."""
+    """16-bit queries with float32 logits, and the other way round: results have the dtype of the logits."""
     module, query, logits = (
         with_parameters(nn.CoPE(WIDTH, 4), torch.float32),
         normal(1, 2, 3, WIDTH),

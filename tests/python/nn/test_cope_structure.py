@@ -75,7 +75,7 @@ class TestBand:
         if not rules:
             for row, keys in zip(rows, band, strict=True):
                 assert keys.nonzero().flatten().tolist() == list(range(row + 1 - keys.sum(), row + 1))
-            assert (band.sum(-1) < torch.tensor(rows)).sum() > 5, "rows that leave the band behind"
+            assert (band.sum(-1) < torch.tensor(rows)).sum() > 5, "rows that pass the end of the band"
 
     def test_gates_that_no_band_reaches_have_none(self):
         """Gates of 1/2: 20 positions are 40 keys, of which the first is at the last entry."""

@@ -9,6 +9,7 @@ import torch
 
 import posenc
 from cases import CASES
+from devices import each_device
 from encoding_case import with_initial_seed
 from layouts import with_strides_of
 from tolerances import DTYPES, assert_bits, assert_near
@@ -33,12 +34,13 @@ def perturbed(module):
     return module
 
 
+@each_device
 @every_case
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values(case, dtype):
     module, inputs = perturbed(case.build()), case.inputs(dtype)
     results = case.run(module, *inputs)
-    expected = case.reference(parameters_of(module), *(x.double() for x in inputs))
+    expected = case.expected(parameters_of(module), *(x.double() for x in inputs))
     assert all(y.dtype == dtype for y in results)
     for y, e in zip(results, expected, strict=True):
         if case.rounds_within and dtype.itemsize == 2:
@@ -47,6 +49,7 @@ def test_values(case, dtype):
             assert_near(y, e, scale=2)
 
 
+@each_device
 @every_case
 def test_gradients(case):
     module, inputs = perturbed(case.build()), [x.requires_grad_() for x in case.inputs(torch.float32)]
@@ -58,13 +61,14 @@ def test_gradients(case):
     wide = [x.detach().double().requires_grad_() for x in inputs]
     parameters = {name: p.detach().double().requires_grad_() for name, p in module.named_parameters()}
     expected = torch.autograd.grad(
-        case.reference(parameters, *wide), [*wide, *parameters.values()], [g.double() for g in grads]
+        case.expected(parameters, *wide), [*wide, *parameters.values()], [g.double() for g in grads]
     )
     for w, result, e in zip(wanted, computed, expected, strict=True):
         assert result.dtype == w.dtype
         torch.testing.assert_close(result.double(), e, rtol=1e-5, atol=1e-4)
 
 
+@each_device
 @every_case
 def test_strides(case):
     module, inputs = perturbed(case.build()), case.inputs(torch.float32)
@@ -74,13 +78,14 @@ def test_strides(case):
     assert all(y.stride() == x.stride() for y, x in zip(results, views, strict=False))
 
 
+@each_device
 @every_case
 def test_state_dict_holds_the_parameters_only(case):
     module = case.build()
     assert tuple(module.state_dict()) == case.parameters
     assert tuple(name for name, _ in module.named_parameters()) == case.parameters
     case.run(module, *case.inputs(torch.float32))
-    assert tuple(module.state_dict()) == case.parameters, "a call leaves no state behind"
+    assert tuple(module.state_dict()) == case.parameters, "a call leaves no state"
     other = case.build()
     other.load_state_dict(perturbed(module).state_dict())
     inputs = case.inputs(torch.float32)
@@ -98,6 +103,7 @@ def restored_by_save(module):
     return torch.load(stored, weights_only=False)
 
 
+@each_device
 @every_case
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, restored_by_pickle, restored_by_save])
 def test_copies_are_equal_and_independent(case, duplicate):
@@ -112,6 +118,7 @@ def test_copies_are_equal_and_independent(case, duplicate):
     assert_all(assert_bits, case.run(module, *inputs), expected)
 
 
+@each_device
 @every_case
 def test_copies_after_a_training_step(case):
     module = case.build()
@@ -121,6 +128,7 @@ def test_copies_after_a_training_step(case):
     assert_all(assert_bits, case.run(twin, *inputs), case.run(module, *inputs))
 
 
+@each_device
 @every_case
 @pytest.mark.parametrize("cast", [torch.half, torch.bfloat16], ids=str)
 def test_casts_round_nothing_that_is_derived(case, cast):
@@ -134,16 +142,17 @@ def test_casts_round_nothing_that_is_derived(case, cast):
     results = case.run(module, *inputs)
     if case.parameters:
         parameters = parameters_of(module)
-        assert_all(assert_near, results, case.reference(parameters, *(x.double() for x in inputs)))
+        assert_all(assert_near, results, case.expected(parameters, *(x.double() for x in inputs)))
     else:
         assert_all(assert_bits, results, expected)
         assert_all(assert_bits, narrow, case.run(case.build(), *(x.to(cast) for x in inputs)))
 
 
+@each_device
 @every_case
 def test_double_module_is_exact(case):
     module, inputs = perturbed(case.build().double()), case.inputs(torch.float64)
-    expected = case.reference(parameters_of(module), *inputs)
+    expected = case.expected(parameters_of(module), *inputs)
     assert_all(assert_near, case.run(module, *inputs), expected)
     assert all(p.dtype == torch.float64 for p in module.parameters())
 
@@ -270,6 +279,7 @@ def test_repr_shows_every_option(case):
         assert f"{name}={value!r}" in text
 
 
+@each_device
 @every_case
 def test_inside_a_parent(case):
     """Parameters are seen once, moves and modes arrive, hooks fire."""
@@ -299,6 +309,7 @@ def test_inside_a_parent(case):
     assert not any(p.requires_grad for p in parent.parameters())
 
 
+@each_device
 @every_case
 def test_inputs_are_left_alone(case):
     inputs = case.inputs(torch.float32)

@@ -26,7 +26,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory):
-    """A folder with posenc as pip unpacks it, beside torch."""
+    """A folder with posenc as pip unpacks it, with a link to torch."""
     folder = tmp_path_factory.mktemp("site")
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder, wheel)
     (folder / "torch").symlink_to(TORCH)

@@ -101,7 +101,7 @@ def test_a_query_that_is_not_a_number_reaches_no_other_values_in_the_reference_f
 
 
 def test_one_row_of_segments_for_all_batch_rows_beside_decays():
-    """Rows of segments behind the first were read though there was one."""
+    """Rows of segments after the first were once read, though there was one."""
     q, k, v = torch.randn(3, 3, 2, 20, 8)
     ids = torch.tensor([[0] * 7 + [1] * 13] + [[5] * 20] * 2)[:1]
     for decay in (-torch.rand(3, 2, 20), -torch.rand(1, 2, 20)):
@@ -155,7 +155,7 @@ def test_decoding_and_the_backward_pass_make_the_same_weights_of_large_decays():
         v.requires_grad_()
         decay = -10 * torch.rand(1, 1, 8)
         decay[..., 7] = -math.inf
-        alone = (torch.arange(8) == 6)[None]  # the last query sees this key alone, behind what forgets it
+        alone = (torch.arange(8) == 6)[None]  # the last query sees this key alone, which the decays forget
         out = attention(q, k, v, is_causal=True, log_decay=decay, key_mask=alone)
         (grad,) = torch.autograd.grad(out[:, :, 7].sum(), v)
         torch.testing.assert_close(grad[0, 0, 6], torch.ones(4))

@@ -166,7 +166,7 @@ def test_hidden_keys_get_no_gradient(stack):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_queries_before_all_keys_see_nothing(causal):
-    """Positions may put every key behind a query."""
+    """Positions may make every key later than a query."""
     block = BY_NAME["nope"].block(is_causal=causal)
     x = embeddings(2, 4)
     mask = torch.tensor([[False, True, True, True]] * 2)

@@ -5,18 +5,12 @@ import torch
 
 import posenc
 import reference
+from rotary_calls import unit_pairs
 from tolerances import assert_bits
 
 pytestmark = pytest.mark.kernels
 
 nn, scaling = posenc.nn, posenc.scaling
-
-
-def unit_pairs(dim, length, dtype=torch.float32):
-    """x (1, 1, T, dim) of half-layout pairs (1, 0), which a rotation makes (cos, sin)."""
-    x = torch.zeros(1, 1, length, dim, dtype=dtype)
-    x[..., : dim // 2] = 1
-    return x
 
 
 class TestCachedKeys:

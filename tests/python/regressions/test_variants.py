@@ -10,6 +10,7 @@ import torch
 import layouts
 import posenc
 import reference
+from rotary_calls import unit_pairs
 from tolerances import DTYPES, assert_bits, assert_near
 
 pytestmark = pytest.mark.kernels
@@ -70,13 +71,6 @@ def sections_of(dim):
 def turns_of(dim):
     pairs = dim // 2
     return (pairs - 2 * (pairs // 3), pairs // 3, pairs // 3)
-
-
-def unit_pairs(dim, length, dtype=torch.float32):
-    """x (1, 1, T, dim) of half-layout pairs (1, 0), which a rotation makes (cos, sin)."""
-    x = torch.zeros(1, 1, length, dim, dtype=dtype)
-    x[..., : dim // 2] = 1
-    return x
 
 
 class TestLayout:

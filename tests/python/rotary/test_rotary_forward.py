@@ -6,9 +6,10 @@ import torch
 import layouts
 import posenc
 import reference
+from devices import each_device, moved
 from tolerances import DTYPES, assert_bits, assert_near
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, each_device]
 
 # Every vector length has 0, 1, .. lanes left over somewhere in here.
 PAIR_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64)
@@ -190,7 +191,8 @@ def test_strided_positions_frequencies_and_tables(view):
 
 
 @pytest.mark.parametrize("offset", [0, 5, -3, torch.tensor([4, 0]), torch.tensor([-2, 9], dtype=torch.int32)], ids=str)
-def test_offset_equals_explicit_positions(offset):
+def test_offset_equals_explicit_positions(offset, device):
+    offset = moved(offset, device)
     q, k, inv_freq = normal(2, 4, 5, 8), normal(2, 2, 5, 8), frequencies(4)
     counted = torch.arange(5)
     positions = counted + (offset.long()[:, None] if isinstance(offset, torch.Tensor) else offset)
@@ -236,7 +238,8 @@ def test_multi_axis(kind, rows, interleaved, dtype):
 
 @pytest.mark.parametrize("kind", ["axes", "summed", "summed_per_head"])
 @pytest.mark.parametrize("offset", [0, 3, torch.tensor([1, 6])], ids=["zero", "int", "per_row"])
-def test_multi_axis_without_positions_counts_on_every_axis(kind, offset):
+def test_multi_axis_without_positions_counts_on_every_axis(kind, offset, device):
+    offset = moved(offset, device)
     inv_freq = {
         "axes": torch.rand(4, dtype=torch.float64),
         "summed": torch.rand(2, 4, dtype=torch.float64),

@@ -7,9 +7,10 @@ from torch.autograd import gradcheck, gradgradcheck
 import layouts
 import posenc
 import reference
+from devices import each_device
 from tolerances import DTYPES, assert_bits, assert_near
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, each_device]
 
 both_pairings = pytest.mark.parametrize("interleaved", [False, True], ids=["half", "interleaved"])
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -23,23 +24,24 @@ def frequencies(pairs):
     return reference.inverse_frequencies(2 * pairs)
 
 
-COUNTED = torch.tensor([3, 0, 11])
+def counted():
+    return torch.tensor([3, 0, 11])
 
 
 # Each entry: op as a function of differentiable float64 tensors, and their shapes. D = 7, R = 4: a tail of 3.
 DIFFERENTIABLE = {
-    "rotary": (lambda x, **rule: posenc.ops.rotary(x, COUNTED, frequencies(2), **rule), [(1, 2, 3, 7)]),
+    "rotary": (lambda x, **rule: posenc.ops.rotary(x, counted(), frequencies(2), **rule), [(1, 2, 3, 7)]),
     "rotary_offset": (lambda x, **rule: posenc.ops.rotary(x, None, frequencies(2), offset=4, **rule), [(1, 2, 3, 7)]),
     "rotary_qk": (
-        lambda q, k, **rule: posenc.ops.rotary_qk(q, k, COUNTED, frequencies(2), attention_scaling=1.3, **rule),
+        lambda q, k, **rule: posenc.ops.rotary_qk(q, k, counted(), frequencies(2), attention_scaling=1.3, **rule),
         [(1, 2, 3, 7), (1, 1, 3, 7)],
     ),
     "rotary_axes": (
-        lambda x, f, **rule: posenc.ops.rotary(x, torch.stack([COUNTED, COUNTED + 2]), f, axes=[1, 0], **rule),
+        lambda x, f, **rule: posenc.ops.rotary(x, torch.stack([counted(), counted() + 2]), f, axes=[1, 0], **rule),
         [(1, 2, 3, 7), (2,)],
     ),
     "rotary_frequencies": (
-        lambda q, k, f, **rule: posenc.ops.rotary_qk(q, k, COUNTED, f, attention_scaling=0.7, **rule),
+        lambda q, k, f, **rule: posenc.ops.rotary_qk(q, k, counted(), f, attention_scaling=0.7, **rule),
         [(1, 2, 3, 7), (1, 1, 3, 7), (2,)],
     ),
     "rotary_frequencies_offset": (
@@ -47,11 +49,11 @@ DIFFERENTIABLE = {
         [(2, 2, 3, 7), (2,)],
     ),
     "rotary_frequencies_per_head": (
-        lambda x, f, **rule: posenc.ops.rotary(x, torch.stack([COUNTED, COUNTED - 1]), f, **rule),
+        lambda x, f, **rule: posenc.ops.rotary(x, torch.stack([counted(), counted() - 1]), f, **rule),
         [(1, 2, 3, 7), (2, 2, 2)],
     ),
     "rotary_frequencies_summed": (
-        lambda x, f, **rule: posenc.ops.rotary(x, torch.stack([COUNTED, COUNTED - 1]), f, **rule),
+        lambda x, f, **rule: posenc.ops.rotary(x, torch.stack([counted(), counted() - 1]), f, **rule),
         [(1, 2, 3, 7), (2, 2)],
     ),
     "rotary_positions": (

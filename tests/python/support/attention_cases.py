@@ -10,6 +10,7 @@ import torch
 
 import attention_op_reference
 import posenc
+from devices import moved, on_cpu
 
 BATCH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 4, 2, 6, 5
 
@@ -21,7 +22,7 @@ class AttentionCase:
     Attributes:
         name: Test id.
         op: Name of the op.
-        tables: Shapes of the tensors beside queries, keys and values, by argument name.
+        tables: Shapes of the tensors other than queries, keys and values, by argument name.
         options: Other keyword arguments, and threshold.
         queries, keys: Lengths.
     """
@@ -53,13 +54,32 @@ class AttentionCase:
             made[name] = (make if name == "gate_key" else _plain)(shape, dtype)
         return made
 
+    def options_for(self, tensors) -> dict[str, Any]:
+        """The options, on the device of the tensors."""
+        return moved(self.options, next(iter(tensors.values())).device)
+
     def run(self, tensors):
         """(out, lse) of the op."""
-        return getattr(posenc.ops, self.op)(**tensors, **self.options, return_lse=True)
+        return getattr(posenc.ops, self.op)(**tensors, **self.options_for(tensors), return_lse=True)
 
     def expected(self, tensors):
         """(out, lse) in float64, without dropout."""
-        return getattr(attention_op_reference, self.op)(**tensors, **self.options)
+        return on_cpu(getattr(attention_op_reference, self.op), **tensors, **self.options)
+
+
+def finite(lse):
+    """lse with 0 for queries that see no key."""
+    return torch.where(lse.isinf(), torch.zeros_like(lse), lse)
+
+
+def function_of(case, tensors):
+    """Both results, as a function of the values of the tensors."""
+
+    def call(*values):
+        out, lse = case.run(dict(zip(tensors, values, strict=True)))
+        return out, finite(lse)
+
+    return call
 
 
 def _plain(shape, dtype):

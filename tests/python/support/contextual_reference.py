@@ -61,8 +61,8 @@ def for_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
 def weights(scores: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """Softmax of (B, H, Tq, Tk) over the keys that a query sees; 0 where it sees none."""
     hidden = scores.masked_fill(~seen.unsqueeze(1), -math.inf)
-    blind = ~seen.any(-1)
-    hidden = hidden.masked_fill(blind[:, None, :, None], 0.0)
+    sees_no_key = ~seen.any(-1)
+    hidden = hidden.masked_fill(sees_no_key[:, None, :, None], 0.0)
     return torch.softmax(hidden, -1).masked_fill(~seen.unsqueeze(1), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""How far cope_attention in float32 lies from float64, beside the paper's listing in float32.
+"""How far cope_attention in float32 lies from float64, and how far the paper's listing does in float32.
 
 As a script: the whole grid of lengths, entries, gates and tables, a line each (minutes): for out and every gradient the
 largest error and how many times that of the listing the error is in the mean.

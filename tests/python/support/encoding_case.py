@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import posenc
+from devices import on_cpu
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Case:
 
     def run(self, module, *inputs) -> tuple[torch.Tensor, ...]:
         return as_tuple(self.call(module, *inputs))
+
+    def expected(self, parameters, *inputs) -> tuple[torch.Tensor, ...]:
+        """The reference's outputs, on the device of the inputs."""
+        return on_cpu(self.reference, parameters, *inputs)
 
     def __str__(self) -> str:
         return self.name

@@ -1,4 +1,4 @@
-"""Every op and module that returns rotated tensors, as one function of queries and keys."""
+"""What the tests of rotary encodings share: one function for each op and module that rotates, and inputs."""
 
 import pytest
 import torch
@@ -25,3 +25,10 @@ FUNCTIONAL = {
     "learnable_module": lambda q, k: Rotary(q.shape[-1], rotary_dim=4, learnable=True).double()(q, k),
 }
 every_op = pytest.mark.parametrize("op", FUNCTIONAL)
+
+
+def unit_pairs(dim, length, dtype=torch.float32):
+    """x (1, 1, T, dim) of half-layout pairs (1, 0), which a rotation makes (cos, sin)."""
+    x = torch.zeros(1, 1, length, dim, dtype=dtype)
+    x[..., : dim // 2] = 1
+    return x
