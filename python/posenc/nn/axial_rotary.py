@@ -1,9 +1,10 @@
 import torch
 from torch import Tensor
 
-from posenc import _C, ops
-from posenc.nn.base import assign
-from posenc.nn.rotary import RotaryEncoding, at_least_float, check_axes, on_device_of
+from posenc import _C
+from posenc.nn.base import assign, on_device_of
+from posenc.nn.rotary import RotaryEncoding, at_least_float, check_axes
+from posenc.ops.rotary import changed_options
 
 
 class AxialRotary(RotaryEncoding):
@@ -61,7 +62,7 @@ class AxialRotary(RotaryEncoding):
         self.learnable = learnable
         self.num_heads = num_heads
         self._initial_inv_freq = twin.initial_inv_freq()
-        self._op_options = ops.changed_options(interleaved=interleaved, axes=None if learnable else twin.axes())
+        self._op_options = changed_options(interleaved=interleaved, axes=None if learnable else twin.axes())
         if learnable:
             self.inv_freq = torch.nn.Parameter(torch.empty(self._initial_inv_freq.shape))
             self.reset_parameters()

@@ -47,3 +47,10 @@ def assign(parameter: Tensor, value: Tensor) -> None:
         placements = parameter.placements  # type: ignore[attr-defined]  # of DTensor
         value = distribute_tensor(value.to(parameter.device, parameter.dtype), mesh, placements)
     parameter.copy_(value)
+
+
+def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
+    """``constant``, which modules keep on the CPU, where ``x`` is."""
+    if x.is_cpu and constant.is_cpu:  # quicker than to compare devices
+        return constant
+    return constant if constant.device == x.device else constant.to(x.device)

@@ -3,8 +3,9 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc import _C, hf_rope, ops
+from posenc import _C, hf
 from posenc.nn.rotary import ScaledRotaryEncoding, check_axes
+from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling
 
 
@@ -73,7 +74,7 @@ class MultimodalRotary(ScaledRotaryEncoding):
         self.seq_len = seq_len
         self._set_scaling(scaling)
         self.inv_freq, self.attention_scaling = twin.frequencies(seq_len)
-        self._op_options = ops.changed_options(
+        self._op_options = changed_options(
             self.attention_scaling, interleaved=interleaved, axes=twin.axes(), exact=exact
         )
         self._fix(
@@ -105,7 +106,7 @@ class MultimodalRotary(ScaledRotaryEncoding):
         Example:
             >>> rope = posenc.nn.MultimodalRotary.from_hf({"type": "mrope", "mrope_section": [1, 1, 2]}, head_dim=8)
         """
-        return cls(**hf_rope.multimodal_rotary_arguments(config, layer_type, head_dim, interleaved), **options)
+        return cls(**hf.multimodal_rotary_arguments(config, layer_type, head_dim, interleaved), **options)
 
     def _frequencies_for(
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None

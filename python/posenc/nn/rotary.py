@@ -3,8 +3,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from posenc import _C, hf_rope, ops
-from posenc.nn.base import Encoding, assign
+from posenc import _C, hf
+from posenc.nn.base import Encoding, assign, on_device_of
+from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling
 
 _rotary = torch.ops.posenc.rotary.default
@@ -213,7 +214,7 @@ class Rotary(ScaledRotaryEncoding):
         self.learnable = learnable
         self._set_scaling(scaling)
         self._initial_inv_freq, self.attention_scaling = twin.frequencies(seq_len)
-        self._op_options = ops.changed_options(self.attention_scaling, interleaved=interleaved, exact=exact)
+        self._op_options = changed_options(self.attention_scaling, interleaved=interleaved, exact=exact)
         if learnable:
             self.inv_freq = torch.nn.Parameter(torch.empty(self.rotary_dim // 2))
             self.reset_parameters()
@@ -241,7 +242,7 @@ class Rotary(ScaledRotaryEncoding):
         interleaved: bool | None = None,
         **options: Any,
     ) -> "Rotary":
-        """Builds the rotary embedding that a transformers configuration describes; see :func:`posenc.hf_rope.read_rope`.
+        """Builds the rotary embedding that a transformers configuration describes; see :func:`posenc.hf.read_rope`.
 
         Args:
             config: A transformers configuration, its dict (``config.json``), or a rope dict with ``head_dim``.
@@ -257,7 +258,7 @@ class Rotary(ScaledRotaryEncoding):
         Example:
             >>> rope = posenc.nn.Rotary.from_hf({"rope_type": "linear", "factor": 4.0}, head_dim=64)
         """
-        return cls(**hf_rope.rotary_arguments(config, layer_type, head_dim, interleaved), **options)
+        return cls(**hf.rotary_arguments(config, layer_type, head_dim, interleaved), **options)
 
     def reset_parameters(self) -> None:
         """Sets learnable frequencies back to those that the options give."""
@@ -270,13 +271,6 @@ class Rotary(ScaledRotaryEncoding):
         parts += self._scaling_parts()
         parts.append(f"learnable={self.learnable}")
         return ", ".join(parts)
-
-
-def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
-    """``constant``, which modules keep on the CPU, where ``x`` is."""
-    if x.is_cpu and constant.is_cpu:  # quicker than to compare devices
-        return constant
-    return constant if constant.device == x.device else constant.to(x.device)
 
 
 def at_least_float(parameter: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Numbers that additive score encodings are made of; :mod:`posenc.ops` shows them."""
+"""Numbers that additive score encodings are made of; :mod:`posenc.ops` offers them."""
 
 import torch
 from torch import Tensor

@@ -1,35 +1,10 @@
-"""The ops of posenc as functions of tensors. Each is one call of ``torch.ops.posenc.NAME``.
-
-The attention ops stand in :mod:`posenc.attention_ops`; what follows is about the rotary ones.
-
-Shapes: B batch, H query heads, G key heads, T tokens, D head width, R rotary width (R <= D), A position axes. Tensors to
-rotate are (B, H, T, D) with any strides (pass ``x.transpose(1, 2)`` of a (B, T, H, D) tensor as it is); outputs keep the
-order of the strides. dtypes: float32, float64, bfloat16, float16; arithmetic is float32 (float64 for float64), angles are
-formed and reduced in float64.
-
-Arguments that several of them share:
-    positions: Integer or floating positions in tokens, (T) or (B, T); over several axes (A, T) or (A, B, T). They may
-        repeat, be unsorted or negative. None: ``offset + arange(T)``, on every axis.
-    inv_freq: (R/2) frequencies in radians per token, float64 or float32. (A, R/2), or per head (A, H, R/2): the angle of a
-        pair is the sum over axes of position times frequency.
-    attention_scaling: Multiplies cos and sin (the magnitude of YaRN).
-    interleaved: Pairs are (2k, 2k+1) instead of (k, k + R/2).
-    inverse: Rotates by the negated angle (the transpose; ``attention_scaling`` still multiplies).
-    axes: For each of the R/2 frequencies, the position axis that turns its pair.
-    exact: False forms angles as ``position * inv_freq`` rounded to float32, as the tables of other libraries do.
-    offset: First position where ``positions`` is None: an int, or an int tensor (B).
-
-Raises: ValueError for shapes and values, TypeError for dtypes.
-"""
+"""Rotary ops; :mod:`posenc.ops` offers and explains them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-from posenc.attention_ops import attention, cope_attention, piecewise_attention, relative_attention
-from posenc.bias_ops import alibi_slopes, t5_bucket
 
 _ops = torch.ops.posenc
 _rotary = _ops.rotary.default
@@ -40,23 +15,6 @@ _apply_rotary = _ops.apply_rotary.default
 _apply_rotary_qk = _ops.apply_rotary_qk.default
 _apply_rotary_qk_ = _ops.apply_rotary_qk_.default
 _permute_rotary_weight = _ops.permute_rotary_weight.default
-
-__all__ = [
-    "alibi_slopes",
-    "t5_bucket",
-    "attention",
-    "cope_attention",
-    "piecewise_attention",
-    "relative_attention",
-    "apply_rotary",
-    "apply_rotary_qk",
-    "apply_rotary_qk_",
-    "permute_rotary_weight",
-    "rotary",
-    "rotary_qk",
-    "rotary_qk_",
-    "rotary_tables",
-]
 
 
 def changed_options(
