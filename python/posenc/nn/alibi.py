@@ -6,8 +6,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
-from posenc.nn.base import assign
-from posenc.nn.rotary import on_device_of
+from posenc.nn.base import assign, on_device_of
 
 _alibi_terms = torch.ops.posenc._alibi_terms.default
 
@@ -75,6 +74,7 @@ class ALiBi(AdditiveEncoding):
             self._buffers["slopes"] = slopes.to(device, dtype)
         return result
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         slopes = self.slopes if self.learnable else on_device_of(call.query, self.slopes)
         return ScoreTerms(slopes=_alibi_terms(slopes, call.query, call.key))

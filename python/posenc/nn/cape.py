@@ -3,7 +3,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
-from posenc.nn.rotary import on_device_of
+from posenc.nn.base import on_device_of
 
 _add_cape = torch.ops.posenc._add_cape.default
 

@@ -1,4 +1,4 @@
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class CoPE(ScoreEncoding):
 
     always_causal = True
     takes_positions = False
+    state_keywords = {"gate_key": None}
     head_dim: int
     pos_emb: Tensor
     gate_bias: Tensor | None
@@ -110,85 +111,38 @@ class CoPE(ScoreEncoding):
             scale_position_logits=self.scale_position_logits,
         )
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float | None = None,
-        gate_key: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Causal attention with contextual positions; keyword arguments as in :func:`posenc.ops.cope_attention`.
-
-        ``gate_key`` (B, G, Tk, D) belongs to ``gate="key"`` and is needed there.
-        """
-        check_query("CoPE", query, self.head_dim, self.num_heads)
+    def attend_op(
+        self, query: Tensor, key: Tensor, value: Tensor, *, gate_key: Tensor | None = None, **call: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`. ``gate_key`` (B, G, Tk, D) belongs to ``gate="key"`` and is needed there."""
         if self.gate == "value":
             if gate_key is not None:
                 raise ValueError("CoPE: expected no gate_key with gate='value', where the values make the gates")
             check_width("CoPE", "value", value, self.head_dim)
             gate_key = value
-        else:
-            self._check_gate_key(gate_key)
-        out, lse = _cope_attention(
-            query,
-            key,
-            value,
-            self.pos_emb,
-            gate_key=gate_key,
-            gate_bias=self.gate_bias,
-            scale=scale,
-            scale_position_logits=self.scale_position_logits,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
+        return _cope_attention(query, key, value, self.pos_emb, **self._with_gates(query, gate_key, call))
 
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        scale: float | None = None,
-        gate_key: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity.
+    def logits_op(self, query: Tensor, key: Tensor, *, gate_key: Tensor | None = None, **call: Any) -> Tensor:
+        """See :class:`ScoreEncoding`. ``gate_key`` holds the values with ``gate="value"``."""
+        return _cope_attention_logits(query, key, self.pos_emb, **self._with_gates(query, gate_key, call))
 
-        ``gate_key`` holds the gate keys with ``gate="key"`` and the values with ``gate="value"``.
-        """
+    def _with_gates(self, query: Tensor, gate_key: Tensor | None, call: dict[str, Any]) -> dict[str, Any]:
+        """``call`` with what makes the gates."""
         check_query("CoPE", query, self.head_dim, self.num_heads)
-        self._check_gate_key(gate_key)
-        return _cope_attention_logits(
-            query,
-            key,
-            self.pos_emb,
-            gate_key=gate_key,
-            gate_bias=self.gate_bias,
-            scale=scale,
-            scale_position_logits=self.scale_position_logits,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-        )
-
-    def _check_gate_key(self, gate_key: Tensor | None) -> None:
-        if self.gate == "logits" and gate_key is not None:
-            raise ValueError("CoPE: expected no gate_key with gate='logits', where the keys make the gates")
-        if self.gate == "key" and gate_key is None:
+        if self.gate == "logits":
+            if gate_key is not None:
+                raise ValueError("CoPE: expected no gate_key with gate='logits', where the keys make the gates")
+        elif gate_key is None and self.gate == "key":
             raise ValueError("CoPE: expected gate_key (batch, kv_heads, keys, head_dim) with gate='key'")
-        if self.gate == "value" and gate_key is None:
+        elif gate_key is None:
             raise ValueError("CoPE: expected gate_key, the values, in logits with gate='value'")
+        else:
+            call["gate_key"] = gate_key
+        if self.gate_bias is not None:
+            call["gate_bias"] = self.gate_bias
+        if self.scale_position_logits:
+            call["scale_position_logits"] = True
+        return call
 
     def extra_repr(self) -> str:
         """The options."""

@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -86,41 +88,12 @@ class FIRE(AdditiveEncoding):
         first, last = self._layers()
         return self.c, self.threshold, first.weight, first.bias, last.weight, last.bias
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention with this bias, formed by blocks; keyword arguments as in :func:`posenc.ops.attention`."""
-        out, lse = _fire_attention(
-            query,
-            key,
-            value,
-            *self._parameters_of_op(),
-            self.eps,
-            is_causal=is_causal,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
+    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`; forms the bias by blocks of queries."""
+        return _fire_attention(query, key, value, *self._parameters_of_op(), self.eps, **call)
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         bias = _fire_bias(
             *self._parameters_of_op(),
             self.eps,

@@ -1,5 +1,6 @@
 import math
-from typing import Literal
+from inspect import Parameter
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class ForgettingBias(ScoreEncoding):
 
     always_causal = True
     takes_positions = False
-    needs_log_decay = True
+    state_keywords = {"log_decay": Parameter.empty}
     embed_dim: int
     num_heads: int
     weight: Tensor
@@ -85,60 +86,21 @@ class ForgettingBias(ScoreEncoding):
         """
         return _log_decay(x, self.weight, self.bias, complement=self.kind == "cable")
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        log_decay: Tensor,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Causal attention with this bias; keyword arguments as in :func:`posenc.ops.attention`.
+    def token_state(self, x: Tensor) -> dict[str, Tensor]:
+        """``log_decay``, :meth:`forward` of ``x``."""
+        return {"log_decay": self(x)}
 
-        ``log_decay`` (B, H, Tk) is what :meth:`forward` made of the tokens of all keys.
-        """
-        out, lse = _attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            log_decay=_decay_terms(log_decay, query, key, self.num_heads, key_mask),
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
+    def attend_op(
+        self, query: Tensor, key: Tensor, value: Tensor, *, log_decay: Tensor | None = None, **call: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`. ``log_decay`` (B, H, Tk) is what :meth:`forward` made of the tokens of all keys."""
+        decays = _decay_terms(log_decay, query, key, self.num_heads, call.get("key_mask"))
+        return _attention(query, key, value, is_causal=True, log_decay=decays, **call)
 
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        log_decay: Tensor,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity."""
-        return _attention_logits(
-            query,
-            key,
-            is_causal=True,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            log_decay=_decay_terms(log_decay, query, key, self.num_heads, key_mask),
-        )
+    def logits_op(self, query: Tensor, key: Tensor, *, log_decay: Tensor | None = None, **call: Any) -> Tensor:
+        """See :class:`ScoreEncoding`."""
+        decays = _decay_terms(log_decay, query, key, self.num_heads, call.get("key_mask"))
+        return _attention_logits(query, key, is_causal=True, log_decay=decays, **call)
 
     def extra_repr(self) -> str:
         """The options."""

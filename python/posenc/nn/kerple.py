@@ -67,7 +67,8 @@ class Kerple(AdditiveEncoding):
         """The options."""
         return f"{self.num_heads}, kind={self.kind!r}"
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         table = _kerple_table(
             self.r1,
             self.r2,

@@ -2,8 +2,8 @@ import torch
 from torch import Tensor
 
 from posenc import _C
+from posenc.nn.base import on_device_of
 from posenc.nn.piecewise import PiecewiseEncoding
-from posenc.nn.rotary import on_device_of
 
 _rerope_qk = torch.ops.posenc._rerope_qk.default
 _leaky_rerope_qk = torch.ops.posenc._leaky_rerope_qk.default

@@ -45,7 +45,8 @@ class Sandwich(AdditiveEncoding):
         """The options."""
         return f"{self.num_heads}, dim={self.dim}"
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         table = _sandwich_table(
             self.inv_freq,
             self.num_heads,

@@ -73,7 +73,8 @@ class T5RelativeBias(AdditiveEncoding):
             f"bidirectional={self.bidirectional}, scale={self.scale}"
         )
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         table = _t5_table(
             self.weight, call.query, call.key, max_distance=self.max_distance, bidirectional=self.bidirectional
         )

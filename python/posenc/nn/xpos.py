@@ -2,7 +2,8 @@ import torch
 from torch import Tensor
 
 from posenc import _C, ops
-from posenc.nn.rotary import RotaryEncoding, on_device_of
+from posenc.nn.base import on_device_of
+from posenc.nn.rotary import RotaryEncoding
 
 
 class XPos(RotaryEncoding):
