@@ -1,8 +1,8 @@
 """Positional encodings for PyTorch, as fused ops and modules.
 
 `posenc.ops` are functions of tensors, `posenc.nn` modules, `posenc.scaling` the ways to stretch rotary encodings to
-longer contexts, `posenc.positions` helpers that compute positions. The same names exist in C++. `posenc.plot` draws what
-encodings do.
+longer contexts, `posenc.positions` helpers that compute positions. The same names exist in C++. `posenc.plot` draws
+what encodings do.
 """
 
 import torch as _torch

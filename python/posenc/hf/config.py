@@ -10,16 +10,16 @@ __all__ = ["Getter", "class_of", "getter", "lacks", "text_config"]
 Getter = Callable[..., Any]
 
 _TEXT_KEYS = ("thinker_config", "vlm_config", "text_config")
-# Model types whose files say all there is to say without these: their heads are hidden_size / num_attention_heads wide and
-# rotate whole, and nothing is scaled unless the file says so.
+# Model types whose classes fill in nothing but the base: heads are hidden_size / num_attention_heads wide and rotate whole,
+# and nothing is scaled unless the file says so.
 _PLAIN_TYPES = frozenset(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "olmo2"))
 
 
 def text_config(config: Any) -> Any:
     """Returns what describes the language model: a configuration, or a dict where transformers has no class for it.
 
-    A dict with a ``model_type`` becomes the configuration that transformers makes of it, so that what the file leaves out
-    has the value of its class.
+    A dict with a ``model_type`` becomes the configuration that transformers makes of it, so that what the file leaves
+    out has the value of its class.
 
     Raises:
         ValueError: The class of transformers refuses the dict.
@@ -43,7 +43,8 @@ def getter(config: Any) -> Getter:
 
 
 def lacks(config: Any, key: str) -> bool:
-    """Whether a key without a value leaves ``config`` open: its class would fill it in, but transformers is not installed.
+    """Whether a key without a value leaves ``config`` open: its class would fill it in, but transformers is not
+    installed.
 
     Not so in a dict without ``model_type``, which no class completes, and where no class has another value than posenc.
     """

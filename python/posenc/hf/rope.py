@@ -102,9 +102,10 @@ def read_rope(
     configuration's `original_max_position_embeddings` before the dict's (not for dicts per layer type). As in
     transformers, `truncate` has no effect in dicts per layer type.
 
-    A config.json leaves out what its class in transformers fills in, by `model_type`, so transformers reads it where it is
-    installed. Where it is not, the file must have the keys. Without a class (no `model_type`, or one that transformers
-    does not know) the base is 10000, heads rotate whole, and their width is hidden_size / num_attention_heads.
+    A config.json leaves out what its class in transformers fills in, by `model_type`, so transformers reads it where it
+    is installed. Where it is not, the file must have the keys. Without a class (no `model_type`, or one that
+    transformers does not know) the base is 10000, heads rotate whole, and their width is hidden_size /
+    num_attention_heads.
 
     The pair layout is not part of the dict: it follows `model_type` and `rope_interleave`, or `interleaved`.
 

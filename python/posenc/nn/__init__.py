@@ -1,11 +1,13 @@
-"""Modules of posenc: one for each positional encoding, the layer :class:`Attention` that takes them, and :class:`KVCache`.
+"""Modules of posenc: one for each positional encoding, the layer :class:`Attention` that takes them, and
+:class:`KVCache`.
 
 For an encoding of your own derive from the base of its family: :class:`AbsoluteEncoding` is added to embeddings,
 :class:`RotaryEncoding` rotates queries and keys, :class:`ScoreEncoding` acts on attention scores, and of those
-:class:`AdditiveEncoding` adds a bias (``ScoreTerms``, given a ``ScoreCall``). :class:`Attention` takes it like the others.
+:class:`AdditiveEncoding` adds a bias (``ScoreTerms``, given a ``ScoreCall``). :class:`Attention` takes it like the
+others.
 
-`posenc.nn.cpp` holds the C++ modules of the same names, for comparison and for sharing with C++ code; use those below from
-Python.
+`posenc.nn.cpp` holds the C++ modules of the same names, for comparison and for sharing with C++ code; use those below
+from Python.
 """
 
 from posenc import _C

@@ -22,8 +22,8 @@ class ALiBi(AdditiveEncoding):
         learnable: Makes the slopes a parameter.
 
     Attributes:
-        slopes: (H). A parameter where ``learnable``; else a buffer that no ``state_dict`` holds. The buffer moves with the
-            module but is float64 always, as no cast of the module may round it: ``.half().float()`` changes nothing.
+        slopes: (H). A parameter where ``learnable``; else a buffer that is not in the ``state_dict``. The buffer moves
+            to the module's device but stays float64, so that ``.half().float()`` does not round it.
 
     Shape:
         query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv) -> (B, H, Tq, Dv)
@@ -68,7 +68,7 @@ class ALiBi(AdditiveEncoding):
         result = super()._apply(fn, recurse)
         if slopes is not None:
             device = fn(torch.empty(0, device=slopes.device)).device
-            if device.type == "meta":  # numbers would be lost, and the call takes the slopes to its own device anyway
+            if device.type == "meta":  # would lose the numbers; a call moves the slopes to its own device anyway
                 device = slopes.device
             dtype = torch.float32 if device.type == "mps" else slopes.dtype  # MPS has no float64
             self._buffers["slopes"] = slopes.to(device, dtype)

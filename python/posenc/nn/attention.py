@@ -17,8 +17,8 @@ class Attention(Encoding):
     """Multi-head attention (arXiv 1706.03762) with grouped heads (arXiv 2305.13245) and any positional encodings.
 
     Absolute encodings are added to ``x``. Queries, keys and values are projections of ``x``. Rotary encodings rotate
-    queries and keys. The score encoding attends, or plain ``scale * q @ k`` where there is none. ``o_proj`` maps the result
-    back. Without any encoding (NoPE) only the causal mask tells the order of tokens.
+    queries and keys. The score encoding attends, or plain ``scale * q @ k`` where there is none. ``o_proj`` maps the
+    result back. Without any encoding (NoPE) only the causal mask tells the order of tokens.
 
     Positions say where tokens are. Absolute and rotary encodings use them, so do distances in scores, and so does the
     causal mask: query i sees key j where ``positions[j] <= positions[i]``. Encodings that count for themselves (CoPE,
@@ -44,8 +44,8 @@ class Attention(Encoding):
 
     Attributes:
         q_proj, k_proj, v_proj, o_proj: The projections, each a ``torch.nn.Linear``.
-        gate_proj: Projection to the gate keys, where the score encoding needs them (CoPE with ``gate="key"``), else None.
-            Rotary encodings rotate gate keys as they do keys.
+        gate_proj: Projection to the gate keys, where the score encoding needs them (CoPE with ``gate="key"``), else
+            None. Rotary encodings rotate gate keys as they do keys.
         encodings: The encodings, a ``torch.nn.ModuleList``.
 
     Shape:
@@ -149,9 +149,9 @@ class Attention(Encoding):
             cache: Where keys and values of earlier tokens are, and those of ``x`` go.
 
         Raises:
-            ValueError: A shape does not fit; positions over several axes meet a score encoding; or a rotary scaling that
-                depends on the length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The cache is
-                left as it was.
+            ValueError: A shape does not fit; positions over several axes meet a score encoding; or a rotary scaling
+                that depends on the length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The
+                cache is left as it was.
             TypeError: A dtype does not fit.
         """
         self._check_call(x, positions, cache)

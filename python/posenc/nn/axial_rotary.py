@@ -11,11 +11,11 @@ class AxialRotary(RotaryEncoding):
     """Rotary embedding over several position axes (RoPE-ViT, arXiv 2403.13298), e.g. rows and columns of an image.
 
     The D/2 pairs are shared out evenly, axis by axis, and within its D/A columns each axis is a RoPE of its own,
-    ``theta_t = base ** (-2t / (D/A))``. Coordinates are in whatever unit suits: patches with base 100, or floating ones. A
-    token without a place (a class token) takes position 0 on every axis and passes through unchanged.
+    ``theta_t = base ** (-2t / (D/A))``. Coordinates are in whatever unit suits: patches with base 100, or floating
+    ones. A token without a place (a class token) takes position 0 on every axis and passes through unchanged.
 
-    With ``learnable`` the frequencies are "mixed" (eq. 14 there): each pair turns by the sum over axes of position times
-    frequency. They start as the axial ones.
+    With ``learnable`` the frequencies are "mixed" (eq. 14 there): the angle of each pair is the sum over axes of
+    position times frequency. They start as the axial ones.
 
     Args:
         head_dim: D, a multiple of ``2 * num_axes``.

@@ -13,23 +13,23 @@ _cope_position_logits = torch.ops.posenc._cope_position_logits.default
 
 
 class CoPE(ScoreEncoding):
-    """Contextual position encoding (CoPE, arXiv 2405.18719, eq. 3 to 5): positions count the tokens that a query selects.
+    """Contextual position encoding (CoPE, arXiv 2405.18719, eq. 3 to 5): positions are sums of gates, by query.
 
-    Always causal. With ``s = 1 / sqrt(D)``, ``gate(i, l) = sigmoid(s q_i . k_l)`` and the position of key j for query i is
-    ``p(i, j) = min(sum over l = j .. i of gate(i, l), P - 1)``; its score is ``s q_i . k_j`` plus ``q_i . pos_emb``
+    Always causal. With ``s = 1 / sqrt(D)``, ``gate(i, l) = sigmoid(s q_i . k_l)`` and the position of key j for query i
+    is ``p(i, j) = min(sum over l = j .. i of gate(i, l), P - 1)``; its score is ``s q_i . k_j`` plus ``q_i . pos_emb``
     interpolated at ``p(i, j)``. The clamp at P - 1 passes no gradient.
 
-    Keys hidden by causality, ``key_mask``, ``window`` or ``segment_ids`` are neither attended nor counted. Nothing
-    positional can be cached: every new query counts anew, so a cache holds keys (and gate keys) only.
+    Keys hidden by causality, ``key_mask``, ``window`` or ``segment_ids`` are neither attended nor counted. Positions
+    depend on the query, so a cache cannot hold them: it holds keys (and gate keys).
 
     Args:
         head_dim: D, the width of a head.
-        max_positions: P: positions are 0 to P - 1, and those beyond count as P - 1.
+        max_positions: P: positions are 0 to P - 1; larger sums count as P - 1.
         num_heads: H: a table per head. None: one that all heads share.
         scale_position_logits: True: ``q . pos_emb`` is multiplied by the scale of the content logits too, as Meta's
             repository does. False: the paper's listing.
-        gate: What makes the gates with a query: "logits", the keys, as in the paper; "key", keys of their own, given to each
-            call as ``gate_key``; "value", the values, which are then D wide.
+        gate: What the query is multiplied with to form the gates. "logits": the keys, as in the paper. "key": separate
+            gate keys, given to each call as ``gate_key``. "value": the values, which must then be D wide.
         gate_bias: Initial value of a parameter (H) that is added to the gates' logits; needs ``num_heads``.
             ``ln(a / (1 - a))`` with ``a = span / T`` makes T tokens span about ``span`` positions at the start.
 
@@ -92,13 +92,13 @@ class CoPE(ScoreEncoding):
     def forward(self, query: Tensor, attn_logits: Tensor) -> Tensor:
         """The paper's module form: position logits, to be added to ``attn_logits`` before the softmax.
 
-        Gates are ``sigmoid(attn_logits + gate_bias)``, whatever made the logits: with gates from keys of their own or from
-        values, pass ``query . gate_key`` in the place of the attention logits. Sums are float32 (float64 for float64).
+        Gates are ``sigmoid(attn_logits + gate_bias)``. With ``gate="key"`` or ``gate="value"`` pass ``query .
+        gate_key`` instead of the attention logits. Sums are float32 (float64 for float64).
 
         Args:
             query: (B, H, Tq, D).
-            attn_logits: (B, H, Tq, Tk), already scaled and masked: hidden keys -infinity or very negative. Keys that are
-                not masked are counted, and so leak into the positions.
+            attn_logits: (B, H, Tq, Tk), already scaled and masked: hidden keys -infinity or very negative. A later key
+                that is not masked would be counted.
 
         Returns:
             (B, H, Tq, Tk), in the dtype of ``attn_logits``. Over ``sqrt(D)`` with ``scale_position_logits``.

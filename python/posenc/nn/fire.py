@@ -16,11 +16,12 @@ class FIRE(AdditiveEncoding):
     Adds, for query position i, distance ``n = |i - j|`` and ``psi(x) = ln(|c * x| + 1)``,
     ``mlp(psi(n) / (psi(max(|threshold|, i)) + eps))`` with an MLP of one hidden layer with ReLU.
 
-    :meth:`attend` forms the bias for a block of queries at a time, and again in the backward, so that no call holds
-    Tq x Tk numbers; :meth:`logits` and :meth:`bias` hold them. Positions are integers.
+    :meth:`attend` needs no tensor of Tq x Tk numbers, forward or backward; :meth:`logits` and :meth:`bias` return one.
+    Positions are integers.
 
-    The authors learn a multiplier of the threshold; here the threshold itself is the parameter, so its gradient is smaller
-    by that factor. Where it shall move by more than a step of the optimizer, in tokens, give it a parameter group.
+    The authors learn a multiplier of the threshold. Here the parameter is the threshold itself, so its gradient is
+    smaller by that factor: an optimizer like Adam moves it by about one learning rate, in tokens, per step. Give it a
+    parameter group of its own to move it faster.
 
     Args:
         num_heads: H, the query heads.
@@ -89,7 +90,7 @@ class FIRE(AdditiveEncoding):
         return self.c, self.threshold, first.weight, first.bias, last.weight, last.bias
 
     def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
-        """See :class:`ScoreEncoding`; forms the bias by blocks of queries."""
+        """See :class:`ScoreEncoding`; the bias is part of the op."""
         return _fire_attention(query, key, value, *self._parameters_of_op(), self.eps, **call)
 
     def terms(self, call: ScoreCall) -> ScoreTerms:

@@ -15,13 +15,14 @@ _log_decay = torch.ops.posenc._log_decay.default
 
 
 class ForgettingBias(ScoreEncoding):
-    """A bias that the text itself makes (FoX, arXiv 2503.02130; CABLE, arXiv 2503.08067), always causal.
+    """A bias computed from the tokens (FoX, arXiv 2503.02130; CABLE, arXiv 2503.08067), always causal.
 
-    Each token t says how much of what came before it is kept, by a number ``a_h(t) <= 0`` of the layer's input ``x_t``. The
-    score of query i and key j is ``q_i . k_j / sqrt(D)`` plus the sum of ``a_h(t)`` over t = j + 1 .. i.
+    Each token t has a number ``a_h(t) <= 0``, computed from the layer's input ``x_t``: later tokens see keys before t
+    with weights multiplied by ``exp(a_h(t))``. The score of query i and key j is ``q_i . k_j / sqrt(D)`` plus the sum
+    of ``a_h(t)`` for ``j < t <= i``.
 
-    Sums go by index. Tokens that ``key_mask`` hides and those of other segments add nothing. A cache holds ``a_h(t)`` of each
-    token beside k and v.
+    Sums go by index. Tokens that ``key_mask`` hides and those of other segments add nothing. A cache holds ``a_h(t)``
+    of each token with its key and value.
 
     Args:
         embed_dim: Width of the layer's input.
@@ -31,8 +32,8 @@ class ForgettingBias(ScoreEncoding):
 
     Attributes:
         weight: The parameter (H, embed_dim), initially as that of ``torch.nn.Linear``.
-        bias: The parameter (H) of "fox", else None. Initially 0, as in the authors' code: a token keeps about half. For a
-            memory of about t tokens at the start fill it with ``ln(t)``.
+        bias: The parameter (H) of "fox", else None. Initially 0, as in the authors' code: a token keeps about half. For
+            a memory of about t tokens at the start fill it with ``ln(t)``.
 
     Shape:
         query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv), log_decay (B, H, Tk) -> (B, H, Tq, Dv)
@@ -75,7 +76,7 @@ class ForgettingBias(ScoreEncoding):
             torch.nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the tokens of ``x`` add to scores.
+        """``a_h(t)`` of each token.
 
         Args:
             x: (B, T, embed_dim), the input of the layer.
@@ -93,7 +94,7 @@ class ForgettingBias(ScoreEncoding):
     def attend_op(
         self, query: Tensor, key: Tensor, value: Tensor, *, log_decay: Tensor | None = None, **call: Any
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`ScoreEncoding`. ``log_decay`` (B, H, Tk) is what :meth:`forward` made of the tokens of all keys."""
+        """See :class:`ScoreEncoding`. ``log_decay`` (B, H, Tk) is :meth:`forward` of the tokens of all keys."""
         decays = _decay_terms(log_decay, query, key, self.num_heads, call.get("key_mask"))
         return _attention(query, key, value, is_causal=True, log_decay=decays, **call)
 

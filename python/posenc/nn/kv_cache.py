@@ -7,12 +7,12 @@ _Snapshot = tuple[int, dict[str, Tensor], Tensor | None]
 class KVCache:
     """Keys and values of the tokens that one attention layer has seen, for decoding.
 
-    Memory is allocated once; :meth:`append` returns views of it, which later calls extend or overwrite. The cache is for
-    inference: tensors that require a gradient raise while gradients are recorded.
+    Memory is allocated once; :meth:`append` returns views of it, which later calls extend or overwrite. The cache is
+    for inference: tensors that require a gradient raise while gradients are recorded.
 
-    :class:`Attention` stores keys after rotary encodings. Encodings that rotate keys themselves (ReRoPE, SelfExtend) get
-    unrotated keys from the cache. What a score encoding makes of each token (:meth:`ScoreEncoding.token_state`, gate keys)
-    is stored by name.
+    :class:`Attention` stores keys after rotary encodings. Encodings that rotate keys themselves (ReRoPE, SelfExtend)
+    get unrotated keys from the cache. What a score encoding makes of each token (:meth:`ScoreEncoding.token_state`,
+    gate keys) is stored by name.
 
     Args:
         batch_size: B.
@@ -99,7 +99,8 @@ class KVCache:
     def positions(self) -> Tensor | None:
         """View (B, length), or None where no token came with a position.
 
-        Integer; float32 where all came as float32 or narrower; else float64, which holds whole numbers to 2**53 exactly.
+        Integer; float32 where all came as float32 or narrower; else float64, which holds whole numbers to 2**53
+        exactly.
         """
         return None if self._positions is None else self._positions[:, : self._length]
 
@@ -113,8 +114,8 @@ class KVCache:
             v: The same.
             positions: (T) or (B, T), integer or floating; tokens without count by their place in the cache.
             **state: Per-token state of score encodings by name, such as ``gate_key`` of CoPE and ``log_decay`` of
-                ForgettingBias; each with every token or with none. (B, heads, T) of float32 (float64 in a float64 cache),
-                or (B, heads, T, width) of the cache's dtype; heads and width are those of the first tokens.
+                ForgettingBias; each with every token or with none. (B, heads, T) of float32 (float64 in a float64
+                cache), or (B, heads, T, width) of the cache's dtype; heads and width are those of the first tokens.
 
         Raises:
             ValueError: A shape or a device does not fit, or more tokens come than fit. Nothing is stored then.

@@ -12,9 +12,9 @@ _piecewise_attention_logits = torch.ops.posenc._piecewise_attention_logits.defau
 class PiecewiseEncoding(ScoreEncoding):
     """Base of the encodings with one rotation for near keys and another for far ones.
 
-    They take unrotated queries and keys, so a cache holds unrotated keys, and need integer positions. A key is near where
-    ``q_position - k_position < threshold``, so every later key is, which ``is_causal=False`` shows. The argument ``window``
-    of a call hides keys, as in every attention op; it is not the window of the encoding.
+    They take unrotated queries and keys, so a cache holds unrotated keys, and need integer positions. A key is near
+    where ``q_position - k_position < threshold``, so every later key is, which ``is_causal=False`` shows. The argument
+    ``window`` of a call hides keys, as in every attention op; it is not the window of the encoding.
     """
 
     rotates = True

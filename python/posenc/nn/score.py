@@ -22,14 +22,14 @@ _attention = torch.ops.posenc.attention.default
 
 
 class LogitsOptions(PositionOptions, total=False):
-    """Keyword arguments of :meth:`ScoreEncoding.logits`; ``help`` of an encoding's method shows which of them it takes."""
+    """Keyword arguments of :meth:`ScoreEncoding.logits`; ``help`` shows which an encoding takes."""
 
     gate_key: Tensor | None
     log_decay: Tensor
 
 
 class AttendOptions(LogitsOptions, total=False):
-    """Keyword arguments of :meth:`ScoreEncoding.attend`; ``help`` of an encoding's method shows which of them it takes."""
+    """Keyword arguments of :meth:`ScoreEncoding.attend`; ``help`` shows which an encoding takes."""
 
     dropout_p: float
 
@@ -37,15 +37,15 @@ class AttendOptions(LogitsOptions, total=False):
 class ScoreEncoding(Encoding):
     """Base of the modules that act on attention scores.
 
-    One of your own implements :meth:`attend_op` and :meth:`logits_op`, or derives from :class:`AdditiveEncoding` and says
-    what it adds. :meth:`attend` and :meth:`logits` check keywords and call them.
+    One of your own implements :meth:`attend_op` and :meth:`logits_op`, or derives from :class:`AdditiveEncoding` and
+    says what it adds. :meth:`attend` and :meth:`logits` check keywords and call them.
 
     Attributes:
         always_causal: The encoding is causal by definition: no ``is_causal`` among its keywords.
         is_causal_by_default: What ``is_causal`` is where a call does not say.
         takes_positions: False where the encoding counts positions itself: no positions among its keywords.
-        state_keywords: The keywords that carry what :meth:`token_state` makes, with their defaults; ``Parameter.empty`` of
-            :mod:`inspect` where a call must give one.
+        state_keywords: The keywords that carry what :meth:`token_state` makes, with their defaults; ``Parameter.empty``
+            of :mod:`inspect` where a call must give one.
         needs_gate_key: The layer makes ``gate_key`` by a projection of its own, and rotates it as it does keys.
         rotates: The encoding rotates queries and keys itself, and takes them unrotated.
         embed_dim: Width of the layer's input that it was made for; None or not there: any.
@@ -113,7 +113,7 @@ class ScoreEncoding(Encoding):
         return self.logits_op(query, key, **given(f"{type(self).__name__}.logits", self._logits_keywords, call))
 
     def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
-        """(out, lse) of a call whose keywords :meth:`attend` has checked; those that are None or absent are not in it."""
+        """(out, lse) of a call whose keywords :meth:`attend` has checked; none of them is None."""
         raise NotImplementedError
 
     def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:

@@ -14,15 +14,16 @@ _relative_attention_logits = torch.ops.posenc._relative_attention_logits.default
 class ShawRelative(ScoreEncoding):
     """Relative position representations (Shaw et al., arXiv 1803.02155, eq. 3 and 4).
 
-    Learned vectors for each clipped distance ``r = R + clip(k_position - q_position, -R, R)``, added to keys and to values:
-    ``score(i, j) = q_i . (k_j + rel_k[r]) / sqrt(D)`` and ``out_i = sum over j of weight(i, j) (v_j + rel_v[r])``.
+    Learned vectors for each clipped distance ``r = R + clip(k_position - q_position, -R, R)``, added to keys and to
+    values: ``score(i, j) = q_i . (k_j + rel_k[r]) / sqrt(D)`` and ``out_i = sum over j of weight(i, j) (v_j +
+    rel_v[r])``.
 
-    Tables start uniform within ``sqrt(6 / (2R + 1 + D))``, Glorot's bound: the paper names no initialisation, the authors'
-    code in tensor2tensor takes this default of its library.
+    Tables start uniform within ``sqrt(6 / (2R + 1 + D))``, Glorot's bound. The paper names no initialisation; this is
+    the default that the authors' code in tensor2tensor uses.
 
     Args:
         head_dim: D, the width of a head.
-        max_distance: R, in tokens; distances beyond it share the last entries. The paper uses 16.
+        max_distance: R, in tokens; larger distances share the last entries. The paper uses 16.
         num_heads: H: tables per head. None: tables that all heads share, as in the paper.
         values: False: no ``rel_v``, relative positions act on the scores alone.
 

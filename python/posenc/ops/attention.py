@@ -51,9 +51,10 @@ def attention(
         alibi_slopes: (H) or (B, H): adds ``-slope * |q_position - k_position|`` (ALiBi, arXiv 2108.12409).
         distance_bias: (H, 2R+1): adds entry ``R + clip(k_position - q_position, -R, R)`` (T5, KERPLE, Sandwich).
         bias: Broadcastable to (B, H, Tq, Tk): added; -infinity, or the lowest finite number of its dtype, hides a key.
-        log_decay: (B, H, Tk) or (1, H, Tk): adds the sum of the entries of the tokens behind the key, up to the query's own,
-            with segment_ids those of their segment (forgetting attention, arXiv 2503.02130; CABLE, arXiv 2503.08067). Needs ``is_causal``, goes by index. Entries
-            below -100000 count as that: they forget all before them, and later sums keep their digits.
+        log_decay: (B, H, Tk) or (1, H, Tk): adds the sum of ``log_decay[t]`` for ``key < t <= query``, by index; with
+            ``segment_ids`` only over t of the query's segment (forgetting attention, arXiv 2503.02130; CABLE,
+            arXiv 2503.08067). Needs ``is_causal``. An entry below -100000 counts as -100000: that is enough to forget
+            all keys before t, and later sums keep their precision.
         is_causal, scale, key_mask, window, segment_ids, q_positions, k_positions, dropout_p, return_lse: See
             :mod:`posenc.ops`.
 
@@ -105,8 +106,8 @@ def relative_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with relative position embeddings (Shaw et al., arXiv 1803.02155, eq. 3 and 4).
 
-    With ``r = R + clip(k_position - q_position, -R, R)`` scores are ``scale * query . (key + rel_k[r])``, and weights sum
-    ``value + rel_v[r]``.
+    With ``r = R + clip(k_position - q_position, -R, R)`` scores are ``scale * query . (key + rel_k[r])``, and weights
+    sum ``value + rel_v[r]``.
 
     Args:
         query: (B, H, Tq, D).
@@ -162,9 +163,9 @@ def cope_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Contextual position encoding (CoPE, arXiv 2405.18719, eq. 3 to 5), always causal, by index.
 
-    The gate of (i, j) is ``sigmoid(scale * query_i . gate_key_j + gate_bias)``; the position of key j is the sum of the
-    gates from j up to i, at most P-1; the score is ``scale * query . key`` plus ``query . pos_emb`` interpolated at the
-    position. Keys that a query does not see are not counted. The clamp at P-1 passes no gradient.
+    The gate of query i and key j is ``sigmoid(scale * query_i . gate_key_j + gate_bias)``; the position of key j is the
+    sum of the gates from j up to i, at most P-1; the score is ``scale * query . key`` plus ``query . pos_emb``
+    interpolated at the position. Keys that a query does not see are not counted. The clamp at P-1 passes no gradient.
 
     Args:
         query: (B, H, Tq, D).
@@ -227,9 +228,11 @@ def piecewise_attention(
     return_lse: bool = False,
     **call: Unpack[RelativeAttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention with one score nearby and another further on, as ReRoPE and Self-Extend (arXiv 2401.01325) need.
+    """Attention with one score for near keys and another for far ones, as ReRoPE and Self-Extend (arXiv 2401.01325)
+    need.
 
-    The score is ``scale * q_near . k_near`` where ``q_position - k_position < threshold``, else ``scale * q_far . k_far``.
+    The score is ``scale * q_near . k_near`` where ``q_position - k_position < threshold``, else ``scale * q_far .
+    k_far``.
 
     Args:
         q_near, q_far: (B, H, Tq, D).

@@ -1,7 +1,7 @@
 """The keyword arguments of attention, written once: types for checkers, signatures for readers, checks for calls.
 
-An op's schema holds order and defaults, a TypedDict here the types. A call hands on only what it was given: the dispatcher
-takes a microsecond for every three arguments.
+An op's schema holds order and defaults, a TypedDict here the types. A call hands on only what it was given: the
+dispatcher takes a microsecond for every three arguments.
 """
 
 from collections.abc import Callable, Mapping

@@ -24,7 +24,7 @@ def changed_options(
     axes: Sequence[int] | None = None,
     exact: bool = True,
 ) -> dict[str, Any]:
-    """Options of a rotary op that differ from its schema's defaults: each one passed costs a decoding step its share."""
+    """Options of a rotary op that differ from the defaults: each one passed takes time, which shows in decoding."""
     options: dict[str, Any] = {}
     if attention_scaling != 1.0:
         options["attention_scaling"] = attention_scaling
@@ -53,9 +53,9 @@ def rotary(
 ) -> Tensor:
     """Rotary position embedding (RoFormer, arXiv 2104.09864, eq. 14), table-free.
 
-    Each pair (a, b) of ``x`` becomes ``s * (a cos t - b sin t, b cos t + a sin t)`` with ``t = position * inv_freq[k]`` and
-    ``s = attention_scaling``. Columns R..D-1 pass through unchanged. Gradients to ``x``, and to ``inv_freq`` and floating
-    ``positions`` where asked.
+    Each pair (a, b) of ``x`` becomes ``s * (a cos t - b sin t, b cos t + a sin t)`` with ``t = position * inv_freq[k]``
+    and ``s = attention_scaling``. Columns R..D-1 pass through unchanged. Gradients to ``x``, and to ``inv_freq`` and
+    floating ``positions`` where asked.
 
     Shape:
         x (B, H, T, D) -> (B, H, T, D)
@@ -131,8 +131,8 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor]:
     """``attention_scaling * (cos, sin)`` of ``position * inv_freq``, for :func:`apply_rotary`.
 
-    ``length`` is T where ``positions`` is None. ``decay`` (R/2) multiplies both by ``exp(decay[k] * (position - centre))``,
-    as xPos needs. Gradients to ``inv_freq``, ``decay`` and floating ``positions``.
+    ``length`` is T where ``positions`` is None. ``decay`` (R/2) multiplies both by ``exp(decay[k] * (position -
+    centre))``, as xPos needs. Gradients to ``inv_freq``, ``decay`` and floating ``positions``.
 
     Shape:
         -> two of (T, R/2), (B, T, R/2), or with frequencies per head (B or 1, H, T, R/2)
@@ -192,12 +192,13 @@ def permute_rotary_weight(
     """Rows of a query or key projection, reordered from one pair layout of RoPE to the other.
 
     A model whose q and k projections (weights and biases) are both permuted attends in the new layout as it did in the
-    old one. ``to="half"`` reads interleaved rows (original Llama weights), ``to="interleaved"`` half ones (transformers).
+    old one. ``to="half"`` reads interleaved rows (original Llama weights), ``to="interleaved"`` half ones
+    (transformers).
 
     Args:
         weight: (num_heads * D, ..), or a bias (num_heads * D).
         num_heads: Heads in ``weight``: H for queries, G for keys.
         to: The layout to produce.
-        rotary_dim: R where only the first R columns of each head turn.
+        rotary_dim: R where only the first R columns of each head are rotated.
     """
     return _permute_rotary_weight(weight, num_heads, to, rotary_dim)
