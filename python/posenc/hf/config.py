@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["Getter", "class_of", "getter", "lacks", "text_config"]
+__all__ = ["Getter", "default_of", "getter", "lacks", "text_config"]
 
 # The value of the first of these names that has one, else None.
 Getter = Callable[..., Any]
@@ -53,7 +53,16 @@ def lacks(config: Any, key: str) -> bool:
     return key == "rope_theta" or config["model_type"] not in _PLAIN_TYPES
 
 
-def class_of(model_type: str | None) -> Any:
+def default_of(model_type: str | None) -> Any:
+    """The configuration that transformers makes of nothing but a model type, None where it makes none."""
+    cls = _class_of(model_type)
+    try:
+        return None if cls is None else cls()
+    except Exception:
+        return None  # a class that needs arguments has no defaults
+
+
+def _class_of(model_type: str | None) -> Any:
     """The class of configurations in transformers, None where it has none or is not installed."""
     mapping = _config_mapping()
     return mapping[model_type] if model_type and mapping is not None and model_type in mapping else None
@@ -68,7 +77,7 @@ def _config_mapping() -> Any:
 
 
 def _built(config: Mapping[str, Any]) -> Any:
-    cls = class_of(config.get("model_type"))
+    cls = _class_of(config.get("model_type"))
     if cls is None:
         return config
     keys = copy.deepcopy(dict(config))

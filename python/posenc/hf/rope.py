@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc import _C
-from posenc.hf.config import Getter, class_of, getter, lacks, text_config
+from posenc.hf.config import Getter, default_of, getter, lacks, text_config
 
 RopeConfig = _C.scaling.RopeConfig
 
@@ -221,11 +221,12 @@ def _check_given(given: Mapping[str, Any], config: Any, nested: bool) -> None:
     """Raises where a dict has one rope dict, or one list, for layers that its class tells apart."""
     if given.get("partial_rotary_factors") and not given.get("rope_parameters"):
         raise ValueError("from_hf: partial_rotary_factors, one for each layer, needs rope_parameters by layer type too")
-    cls = None if nested else class_of(getattr(config, "model_type", None))
-    if cls is not None and _is_nested(getattr(cls(), "rope_parameters", None) or {}):
+    default = None if nested else default_of(getattr(config, "model_type", None))
+    per_type = getattr(default, "rope_parameters", None) or {}
+    if _is_nested(per_type):
         raise ValueError(
             f"from_hf: model_type {config.model_type!r} has a rope dict for each layer type: expected rope_parameters "
-            f"with the keys {list(cls().rope_parameters)}, but got a single dict"
+            f"with the keys {list(per_type)}, but got a single dict"
         )
 
 

@@ -17,7 +17,7 @@ class ScoreCall(NamedTuple):
         key: (B, G, Tk, D).
         q_positions: (Tq) or (B, Tq); None: the last Tq of the default ``k_positions``.
         k_positions: (Tk) or (B, Tk); None: ``arange(Tk)``.
-        state: The ``state_keywords`` that the call gave, by name, for all keys.
+        state: The ``state_keywords`` and ``optional_keywords`` that the call gave, by name, for all keys.
     """
 
     query: Tensor
@@ -80,7 +80,7 @@ class AdditiveEncoding(ScoreEncoding):
 
     def _with_terms(self, query: Tensor, key: Tensor, call: dict[str, Any]) -> dict[str, Any]:
         """``call`` as the op takes it: what is added in the place of per-token state."""
-        state = {name: call.pop(name) for name in self.state_keywords if name in call}
+        state = {name: call.pop(name) for name in (*self.state_keywords, *self.optional_keywords) if name in call}
         added = self.terms(ScoreCall(query, key, call.get("q_positions"), call.get("k_positions"), state))
         if added.slopes is not None:
             call["alibi_slopes"] = added.slopes

@@ -52,7 +52,7 @@ class CoPE(ScoreEncoding):
 
     always_causal = True
     takes_positions = False
-    state_keywords = {"gate_key": None}
+    optional_keywords = ("gate_key",)
     head_dim: int
     pos_emb: Tensor
     gate_bias: Tensor | None

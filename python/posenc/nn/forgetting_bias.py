@@ -1,5 +1,4 @@
 import math
-from inspect import Parameter
 from typing import Any, Literal
 
 import torch
@@ -51,7 +50,7 @@ class ForgettingBias(ScoreEncoding):
 
     always_causal = True
     takes_positions = False
-    state_keywords = {"log_decay": Parameter.empty}
+    state_keywords = ("log_decay",)
     embed_dim: int
     num_heads: int
     weight: Tensor

@@ -44,8 +44,8 @@ class ScoreEncoding(Encoding):
         always_causal: The encoding is causal by definition: no ``is_causal`` among its keywords.
         is_causal_by_default: What ``is_causal`` is where a call does not say.
         takes_positions: False where the encoding counts positions itself: no positions among its keywords.
-        state_keywords: The keywords that carry what :meth:`token_state` makes, with their defaults; ``Parameter.empty``
-            of :mod:`inspect` where a call must give one.
+        state_keywords: The keywords that carry what :meth:`token_state` makes: a call must give them, for all keys.
+        optional_keywords: Further tensors per key that a call may give.
         needs_gate_key: The layer makes ``gate_key`` by a projection of its own, and rotates it as it does keys.
         rotates: The encoding rotates queries and keys itself, and takes them unrotated.
         embed_dim: Width of the layer's input that it was made for; None or not there: any.
@@ -56,7 +56,8 @@ class ScoreEncoding(Encoding):
     always_causal = False
     is_causal_by_default = False
     takes_positions = True
-    state_keywords: ClassVar[Mapping[str, Any]] = {}
+    state_keywords: ClassVar[tuple[str, ...]] = ()
+    optional_keywords: ClassVar[tuple[str, ...]] = ()
     needs_gate_key = False
     rotates = False
     embed_dim: int | None
@@ -64,13 +65,11 @@ class ScoreEncoding(Encoding):
     num_heads: int | None
     _attend_keywords: ClassVar[Keywords]
     _logits_keywords: ClassVar[Keywords]
-    _required: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._attend_keywords = _keywords_of(cls, RelativeAttentionOptions)
         cls._logits_keywords = _keywords_of(cls, PositionOptions)
-        cls._required = tuple(name for name, default in cls.state_keywords.items() if default is Parameter.empty)
         # Methods of its own, so that help() shows the keywords of this encoding; one that a class wrote itself stays.
         if getattr(cls.attend, "_shared", False):
             cls.attend = _shown(cls, cls.attend, cls._attend_keywords)  # type: ignore[method-assign]
@@ -121,7 +120,7 @@ class ScoreEncoding(Encoding):
         raise NotImplementedError
 
     def _check_required(self, method: str, call: Mapping[str, Any]) -> None:
-        for name in self._required:
+        for name in self.state_keywords:
             if name not in call:
                 raise TypeError(
                     f"{type(self).__name__}.{method}() needs the keyword argument {name!r}, for all keys: "
@@ -139,11 +138,9 @@ def _keywords_of(cls: type[ScoreEncoding], options: type) -> dict[str, Parameter
     shared = {name: p for name, p in keywords_of(_attention, options).items() if name not in without}
     if "is_causal" in shared:
         shared["is_causal"] = shared["is_causal"].replace(default=cls.is_causal_by_default)
-    own = {
-        name: keyword(name, default, Tensor if default is Parameter.empty else Tensor | None)
-        for name, default in cls.state_keywords.items()
-    }
-    return {**own, **shared}
+    needed = {name: keyword(name, Parameter.empty, Tensor) for name in cls.state_keywords}
+    optional = {name: keyword(name, None, Tensor | None) for name in cls.optional_keywords}
+    return {**needed, **optional, **shared}
 
 
 def _shown(cls: type, method: Any, keywords: Keywords) -> Any:

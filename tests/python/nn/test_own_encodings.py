@@ -33,7 +33,7 @@ def call_of(module, length=5):
 class Damping(nn.AdditiveEncoding):
     """Lowers scores of keys by what their own token says: a number per token, of the layer's input."""
 
-    state_keywords = {"damping": inspect.Parameter.empty}
+    state_keywords = ("damping",)
 
     def __init__(self, embed_dim, num_heads):
         super().__init__()
@@ -52,7 +52,7 @@ class Rows(nn.ScoreEncoding):
 
     always_causal = True
     takes_positions = False
-    state_keywords = {"rows": inspect.Parameter.empty}
+    state_keywords = ("rows",)
 
     def __init__(self, embed_dim, num_heads, head_dim):
         super().__init__()
