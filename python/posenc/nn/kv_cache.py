@@ -82,7 +82,7 @@ class KVCache:
 
     @property
     def token_state(self) -> dict[str, Tensor]:
-        """Views (B, heads, length, ...) of what tokens came with, by name."""
+        """Views (B, G, length, D) or (B, heads, length) of the state that tokens came with, by name."""
         return {name: stored[:, :, : self._length] for name, stored in self._token_state.items()}
 
     @property
@@ -114,8 +114,8 @@ class KVCache:
             v: The same.
             positions: (T) or (B, T), integer or floating; tokens without count by their place in the cache.
             **state: Per-token state of score encodings by name, such as ``gate_key`` of CoPE and ``log_decay`` of
-                ForgettingBias; each with every token or with none. (B, heads, T) of float32 (float64 in a float64
-                cache), or (B, heads, T, width) of the cache's dtype; heads and width are those of the first tokens.
+                ForgettingBias; each with every token or with none. (B, G, T, D), as keys, or (B, heads, T), float32
+                (float64 in a float64 cache), with the number of heads of the first tokens.
 
         Raises:
             ValueError: A shape or a device does not fit, or more tokens come than fit. Nothing is stored then.
@@ -196,19 +196,19 @@ class KVCache:
         self._check_place(x, name)
 
     def _check_state(self, x: Tensor, name: str, tokens: int) -> None:
+        if x.dim() == 4:
+            self._check(x, name, tokens)
+            return
         stored = self._token_state.get(name) if self._length > 0 else None
-        heads, width = ("heads", ("width",)) if stored is None else (stored.shape[1], tuple(stored.shape[3:]))
-        fits = x.dim() in (3, 4) and x.shape[0] == self.batch_size and x.shape[2] == tokens
-        if not fits or (stored is not None and (x.shape[1], *x.shape[3:]) != (heads, *width)):
-            sizes = (self.batch_size, heads, tokens, *(width if x.dim() == 4 or stored is not None else ()))
+        heads = "heads" if stored is None else stored.shape[1]
+        fits = x.dim() == 3 and x.shape[0] == self.batch_size and x.shape[2] == tokens
+        if not fits or (stored is not None and x.shape[1] != heads):
             raise ValueError(
-                f"KVCache: expected {name} of shape ({', '.join(map(str, sizes))}), but got {list(x.shape)}"
+                f"KVCache: expected {name} of shape ({self.batch_size}, {heads}, {tokens}), but got {list(x.shape)}"
             )
-        if x.dim() == 4 and x.dtype != self.dtype:
-            raise TypeError(f"KVCache: expected {name} of the cache's dtype {self.dtype}, but got {x.dtype}")
-        # Numbers of tokens may be summed over all tokens.
+        # They may be summed over all tokens.
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        if x.dim() == 3 and x.dtype != dtype:
+        if x.dtype != dtype:
             raise TypeError(f"KVCache: expected {name} to be {dtype} in a cache of {self.dtype}, but got {x.dtype}")
         self._check_place(x, name)
 

@@ -79,9 +79,9 @@ class ScoreEncoding(Encoding):
     def token_state(self, x: Tensor) -> dict[str, Tensor]:
         """What the encoding makes of each token of the layer's input ``x`` (B, T, embed_dim), absolute encodings added.
 
-        By name of the keyword of :meth:`attend` that takes it, each (B, heads, T), float32 (float64 for float64), or
-        (B, heads, T, width), of the dtype of keys. :class:`Attention` hands it on, :class:`KVCache` stores it with the
-        token's key and value. Most encodings make nothing.
+        A mapping from keywords of :meth:`attend` to tensors whose axis 2 counts the tokens: (B, heads, T), float32
+        (float64 for float64), or (B, G, T, D), as keys. :class:`Attention` hands it on, :class:`KVCache` stores it with
+        the keys and values. Most encodings make nothing.
         """
         return {}
 
