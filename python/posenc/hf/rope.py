@@ -135,6 +135,8 @@ def read_rope(
         _check_layer_type(get, layer_type, nested)
         head_dim = head_dim or _head_dim(config, get, layer_type)
         _require(config, "rope_theta", rope.get("rope_theta"), get(*_THETA_KEYS))
+        if layer_type is not None and not nested:
+            _require(config, "rope_parameters", get("rope_parameters"))
         if not get("rope_parameters"):  # which transformers saves with the part in it, where the class has one
             _require(config, "partial_rotary_factor", rope.get("partial_rotary_factor"), get(*_PART_KEYS, "rotary_dim"))
     if nested:

@@ -348,3 +348,12 @@ def test_without_transformers_layers_that_differ_in_width_need_it_given(without_
     with pytest.raises(ValueError, match="differ in head_dim: give head_dim, or install transformers"):
         read_rope(config, "full_attention")
     assert read_rope(config, "full_attention", head_dim=512).head_dim == 512
+
+
+def test_without_transformers_one_rope_dict_does_not_stand_for_a_type_of_layer(without_transformers):
+    """Gemma 3's layers with sliding windows have another base, which its class knows."""
+    config = PHI | {"model_type": "gemma3_text", "partial_rotary_factor": 1.0}
+    with pytest.raises(ValueError, match="lacks the key 'rope_parameters': add it, or install transformers"):
+        read_rope(config, "sliding_attention")
+    assert read_rope(config | {"rope_local_base_freq": 7.0}, "sliding_attention").base == 7.0
+    assert read_rope(LLAMA, "full_attention").base == 5e5
