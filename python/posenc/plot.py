@@ -1,7 +1,7 @@
 """Pictures of what encodings do, with matplotlib (``pip install 'posenc[plot]'``).
 
-Each function draws into ``ax``, or axes of a new figure, and returns the axes. All numbers come from the encoding itself:
-what is drawn is what a call would do.
+Each function draws into ``ax``, or axes of a new figure, and returns the axes. All numbers come from the encoding
+itself: what is drawn is what a call would do.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def bias(
     """Draws what a score encoding does over the distance, for the last query of ``length`` tokens.
 
     ALiBi, T5, KERPLE, Sandwich, FIRE: what is added to the score, a line for each head. ShawRelative: the same, for
-    ``query``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the distance that scores see against the true one. CoPE: the
-    position of each key (left axis) and its gate (bars, right axis), for ``query`` and ``key``.
+    ``query``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the distance that scores see against the true one. CoPE:
+    the position of each key (left axis) and its gate (bars, right axis), for ``query`` and ``key``.
 
     Args:
         encoding: A score encoding of posenc.nn.
         length: Keys, in tokens.
         ax: Axes to draw into; None: those of a new figure.
         heads: Which heads to draw; None: all.
-        query: (H, length, D), for ShawRelative and CoPE. None: standard normal numbers, the same ones in every call, of as
-            many heads as the encoding tells apart, else of one.
+        query: (H, length, D), for ShawRelative and CoPE. None: standard normal numbers, the same ones in every call, of
+            as many heads as the encoding tells apart, else of one.
         key: (G, length, D), for CoPE, with G heads that divide the query's H. None: numbers as for ``query``.
         gate_key: As ``key``, for CoPE with ``gate="key"`` or ``"value"``; None: ``key``.
         x: (length, embed_dim), the layer's input, for ForgettingBias. None: numbers as for ``query``.
@@ -99,7 +99,8 @@ def bias(
 def rotation(rotary: RotaryEncoding, *, ax: Axes | None = None, seq_len: int | None = None) -> Axes:
     """Draws the spectrum of angles, in radians per token by pair, before and after scaling or learning.
 
-    XPos: also how much a pair's share of a score decays with each token (right axis). AxialRotary, MultimodalRotary: pairs
+    XPos: also how much a pair's share of a score decays with each token (right axis). AxialRotary, MultimodalRotary:
+        pairs
     by their axis.
 
     Args:
@@ -216,7 +217,7 @@ def _check_heads(name: str, given: Tensor | None, query: Tensor | None, heads: i
 
 
 def _normal(given: Tensor | None, name: str, heads: int, length: int, width: int, offset: int) -> Tensor:
-    """``given`` with a batch in front, else numbers that no other draw disturbs or is disturbed by."""
+    """``given`` with a batch axis, else normal numbers, the same in every call."""
     if given is None:
         generator = torch.Generator().manual_seed(_SEED + offset)
         return torch.randn(1, heads, length, width, generator=generator)
@@ -251,8 +252,8 @@ def _forgotten(encoding: ForgettingBias, length: int, x: Tensor | None) -> Tenso
 
 def _draw_bias(encoding: ScoreEncoding, axes: Axes, heads: Iterable[int] | None, added: Tensor, ahead: bool) -> Axes:
     length = added.shape[-1]
-    behind, front = added[:, -1].flip(-1), added[:, 0, 1:].flip(-1)
-    values = torch.cat([front, behind], dim=-1) if ahead else behind
+    earlier, later = added[:, -1].flip(-1), added[:, 0, 1:].flip(-1)
+    values = torch.cat([later, earlier], dim=-1) if ahead else earlier
     distances = range(1 - length if ahead else 0, length)
     for head, label in _head_labels(heads, len(values)):
         axes.plot(distances, values[head].tolist(), label=label)
@@ -266,7 +267,7 @@ def _draw_bias(encoding: ScoreEncoding, axes: Axes, heads: Iterable[int] | None,
 
 
 def _draw_distances(encoding: ReRoPE | SelfExtend, length: int, axes: Axes) -> Axes:
-    """Measured on the slowest pair: the angle between a turned query and a turned key over that pair's frequency."""
+    """Measured on the slowest pair: the angle between a rotated query and a rotated key over that pair's frequency."""
     pairs = len(encoding.inv_freq)
     columns = (2 * pairs - 2, 2 * pairs - 1) if encoding.interleaved else (pairs - 1, 2 * pairs - 1)
     probe = torch.zeros(1, 1, length, 2 * pairs, dtype=torch.float64)

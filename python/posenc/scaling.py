@@ -1,7 +1,7 @@
 """Frequencies of rotary position embeddings and of their context extensions.
 
-Symbols in the formulas: d rotary width, b base, theta_k = b^(-2k/d) for k = 0..d/2-1 in radians per token. Every class is
-an immutable value: printable, comparable, hashable, picklable. None stands for plain RoPE.
+Symbols in the formulas: d rotary width, b base, theta_k = b^(-2k/d) for k = 0..d/2-1 in radians per token. Every class
+is an immutable value: printable, comparable, hashable, picklable. None stands for plain RoPE.
 
 Example:
     >>> import posenc

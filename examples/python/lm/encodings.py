@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc import nn as encodings
-from posenc.nn.rotary import RotaryEncoding
-from posenc.nn.score import ScoreEncoding
 from posenc.scaling import Scaling
 
 LINE = 16
@@ -39,8 +37,8 @@ class Attend(nn.Module):
 
     def __init__(
         self,
-        rotary: RotaryEncoding | None = None,
-        score: ScoreEncoding | None = None,
+        rotary: encodings.RotaryEncoding | None = None,
+        score: encodings.ScoreEncoding | None = None,
         positions: Callable[[int], Tensor] = lambda length: None,
     ) -> None:
         super().__init__()
@@ -60,9 +58,7 @@ class Attend(nn.Module):
         if self.score is None:
             return scaled_dot_product_attention(q, k, v, is_causal=True)
         call: dict[str, Any] = {} if self.score.always_causal else {"is_causal": True}
-        if self.score.needs_log_decay:
-            call["log_decay"] = self.score(x)
-        return self.score.attend(q, k, v, **call)
+        return self.score.attend(q, k, v, **self.score.token_state(x), **call)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,18 @@
-"""Modules of posenc: one for each positional encoding.
+"""Modules of posenc: one for each positional encoding, the layer :class:`Attention` that takes them, and
+:class:`KVCache`.
 
-`posenc.nn.cpp` holds the C++ modules of the same names, for comparison and for sharing with C++ code; those below are
-the ones to use from Python.
+For an encoding of your own derive from the base of its family: :class:`AbsoluteEncoding` is added to embeddings,
+:class:`RotaryEncoding` rotates queries and keys, :class:`ScoreEncoding` acts on attention scores, and of those
+:class:`AdditiveEncoding` adds a bias (``ScoreTerms``, given a ``ScoreCall``). :class:`Attention` takes it like the
+others.
+
+`posenc.nn.cpp` holds the C++ modules of the same names, for comparison and for sharing with C++ code; use those below
+from Python.
 """
 
 from posenc import _C
+from posenc.nn.absolute import AbsoluteEncoding
+from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
 from posenc.nn.alibi import ALiBi
 from posenc.nn.attention import Attention
 from posenc.nn.axial_rotary import AxialRotary
@@ -17,8 +25,9 @@ from posenc.nn.kv_cache import KVCache
 from posenc.nn.learned_absolute import LearnedAbsolute
 from posenc.nn.multimodal_rotary import MultimodalRotary
 from posenc.nn.rerope import ReRoPE
-from posenc.nn.rotary import Rotary
+from posenc.nn.rotary import Rotary, RotaryEncoding
 from posenc.nn.sandwich import Sandwich
+from posenc.nn.score import ScoreEncoding
 from posenc.nn.self_extend import SelfExtend
 from posenc.nn.shaw_relative import ShawRelative
 from posenc.nn.sinusoidal import Sinusoidal
@@ -47,5 +56,11 @@ __all__ = [
     "ReRoPE",
     "SelfExtend",
     "ShawRelative",
+    "AbsoluteEncoding",
+    "AdditiveEncoding",
+    "RotaryEncoding",
+    "ScoreCall",
+    "ScoreEncoding",
+    "ScoreTerms",
     "cpp",
 ]

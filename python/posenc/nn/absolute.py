@@ -4,7 +4,13 @@ from posenc.nn.base import Encoding
 
 
 class AbsoluteEncoding(Encoding):
-    """Base of the modules that add an encoding of each position to embeddings."""
+    """Base of the modules that add an encoding of each position to embeddings.
+
+    One of your own implements :meth:`forward`.
+
+    Attributes:
+        dim: The width of embeddings that it was made for.
+    """
 
     dim: int
 
@@ -13,8 +19,8 @@ class AbsoluteEncoding(Encoding):
 
         Args:
             x: (B, T, dim) or (T, dim).
-            positions: (T) or (B, T), in tokens; integer, or where the encoding has values in between, floating. They may
-                repeat and be unsorted. None: ``offset + arange(T)``.
+            positions: (T) or (B, T), in tokens; integer, or floating for encodings that are functions of a real
+                position. They may repeat and be unsorted. None: ``offset + arange(T)``.
             offset: First position where ``positions`` is None: an int, or an int tensor (B).
         """
         if isinstance(offset, Tensor):

@@ -1,4 +1,4 @@
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,16 +10,31 @@ _attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class ScoreCall(NamedTuple):
-    """A call whose scores get a bias. Only shapes, dtype and device of ``query`` and ``key`` matter."""
+    """A call whose scores get a bias. Only shapes, dtype and device of ``query`` and ``key`` matter.
+
+    Attributes:
+        query: (B, H, Tq, D).
+        key: (B, G, Tk, D).
+        q_positions: (Tq) or (B, Tq); None: the last Tq of the default ``k_positions``.
+        k_positions: (Tk) or (B, Tk); None: ``arange(Tk)``.
+        state: The ``state_keywords`` and ``optional_keywords`` that the call gave, by name, for all keys.
+    """
 
     query: Tensor
     key: Tensor
     q_positions: Tensor | None
     k_positions: Tensor | None
+    state: dict[str, Tensor]
 
 
 class ScoreTerms(NamedTuple):
-    """What is added to the scores of a call, as arguments of :func:`posenc.ops.attention`."""
+    """What is added to the scores of a call: arguments of :func:`posenc.ops.attention`.
+
+    Attributes:
+        slopes: ``alibi_slopes``, (H) or (B, H).
+        distance_bias: (H, 2R+1), by clipped distance.
+        bias: Broadcastable to (B, H, Tq, Tk).
+    """
 
     slopes: Tensor | None = None
     distance_bias: Tensor | None = None
@@ -29,94 +44,53 @@ class ScoreTerms(NamedTuple):
 class AdditiveEncoding(ScoreEncoding):
     """Base of the encodings that add a bias to each attention score.
 
-    A module says what it adds, :meth:`_terms`, and the rest follows. All add the same for equal distances on either side
-    of the query unless they say otherwise; whether later keys are seen is up to the call.
+    One of your own says what it adds, :meth:`terms`; the rest follows. All add the same for keys at equal distances on
+    both sides of the query unless they say otherwise; the call decides whether later keys are visible.
+
+    Attributes:
+        num_heads: H, the query heads.
+        scale: Multiplies ``query . key`` where the call does not say; None: ``1 / sqrt(D)``.
+
+    Example:
+        >>> class Recency(posenc.nn.AdditiveEncoding):
+        ...     def __init__(self, num_heads: int) -> None:
+        ...         super().__init__()
+        ...         self.num_heads = num_heads
+        ...         self.weight = torch.nn.Parameter(torch.zeros(num_heads, 65))
+        ...
+        ...     def terms(self, call: posenc.nn.ScoreCall) -> posenc.nn.ScoreTerms:
+        ...         return posenc.nn.ScoreTerms(distance_bias=self.weight)  # distances -32 to 32
+        >>> layer = posenc.nn.Attention(32, 4, encodings=[Recency(4)])
     """
 
     num_heads: int
-    # What query . key is multiplied by where the call does not say; None: 1 / sqrt(D).
     scale: float | None = None
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         raise NotImplementedError
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention with this bias; keyword arguments as in :func:`posenc.ops.attention`.
+    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`."""
+        return _attention(query, key, value, **self._with_terms(query, key, call))
 
-        Shape:
-            query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv) -> (B, H, Tq, Dv), with ``return_lse`` also
-            lse (B, H, Tq)
+    def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
+        """See :class:`ScoreEncoding`."""
+        return _attention_logits(query, key, **self._with_terms(query, key, call))
 
-        Raises:
-            ValueError: The query has not ``num_heads`` heads, or another shape or value does not fit.
-            TypeError: A dtype does not fit.
-        """
-        terms = self._terms(ScoreCall(query, key, q_positions, k_positions))
-        out, lse = _attention(
-            query,
-            key,
-            value,
-            is_causal=is_causal,
-            scale=self.scale if scale is None else scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            alibi_slopes=terms.slopes,
-            distance_bias=terms.distance_bias,
-            bias=terms.bias,
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
-
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-    ) -> Tensor:
-        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity.
-
-        ``softmax(logits) @ value`` is :meth:`attend`.
-        """
-        terms = self._terms(ScoreCall(query, key, q_positions, k_positions))
-        return _attention_logits(
-            query,
-            key,
-            is_causal=is_causal,
-            scale=self.scale if scale is None else scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            alibi_slopes=terms.slopes,
-            distance_bias=terms.distance_bias,
-            bias=terms.bias,
-        )
+    def _with_terms(self, query: Tensor, key: Tensor, call: dict[str, Any]) -> dict[str, Any]:
+        """``call`` as the op takes it: what is added in the place of per-token state."""
+        state = {name: call.pop(name) for name in (*self.state_keywords, *self.optional_keywords) if name in call}
+        added = self.terms(ScoreCall(query, key, call.get("q_positions"), call.get("k_positions"), state))
+        if added.slopes is not None:
+            call["alibi_slopes"] = added.slopes
+        if added.distance_bias is not None:
+            call["distance_bias"] = added.distance_bias
+        if added.bias is not None:
+            call["bias"] = added.bias
+        if self.scale is not None:
+            call.setdefault("scale", self.scale)
+        return call
 
     def bias(self, q_len: int, k_len: int | None = None) -> Tensor:
         """What is added, for queries at the last positions of ``k_len`` keys (None: ``q_len``).

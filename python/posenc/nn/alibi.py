@@ -6,8 +6,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
-from posenc.nn.base import assign
-from posenc.nn.rotary import on_device_of
+from posenc.nn.base import assign, on_device_of
 
 _alibi_terms = torch.ops.posenc._alibi_terms.default
 
@@ -23,8 +22,8 @@ class ALiBi(AdditiveEncoding):
         learnable: Makes the slopes a parameter.
 
     Attributes:
-        slopes: (H). A parameter where ``learnable``; else a buffer that no ``state_dict`` holds. The buffer moves with the
-            module but is float64 always, as no cast of the module may round it: ``.half().float()`` changes nothing.
+        slopes: (H). A parameter where ``learnable``; else a buffer that is not in the ``state_dict``. The buffer moves
+            to the module's device but stays float64, so that ``.half().float()`` does not round it.
 
     Shape:
         query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv) -> (B, H, Tq, Dv)
@@ -69,12 +68,13 @@ class ALiBi(AdditiveEncoding):
         result = super()._apply(fn, recurse)
         if slopes is not None:
             device = fn(torch.empty(0, device=slopes.device)).device
-            if device.type == "meta":  # numbers would be lost, and the call takes the slopes to its own device anyway
+            if device.type == "meta":  # would lose the numbers; a call moves the slopes to its own device anyway
                 device = slopes.device
             dtype = torch.float32 if device.type == "mps" else slopes.dtype  # MPS has no float64
             self._buffers["slopes"] = slopes.to(device, dtype)
         return result
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         slopes = self.slopes if self.learnable else on_device_of(call.query, self.slopes)
         return ScoreTerms(slopes=_alibi_terms(slopes, call.query, call.key))

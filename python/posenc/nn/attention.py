@@ -16,16 +16,17 @@ from posenc.nn.score import ScoreEncoding
 class Attention(Encoding):
     """Multi-head attention (arXiv 1706.03762) with grouped heads (arXiv 2305.13245) and any positional encodings.
 
-    Absolute encodings are added to ``x``, queries, keys and values are its projections, rotary encodings turn queries and
-    keys, the score encoding (or plain ``scale * q @ k``) attends, ``o_proj`` maps back. No encodings at all is NoPE: the
-    causal mask alone tells order.
+    Absolute encodings are added to ``x``. Queries, keys and values are projections of ``x``. Rotary encodings rotate
+    queries and keys. The score encoding attends, or plain ``scale * q @ k`` where there is none. ``o_proj`` maps the
+    result back. Without any encoding (NoPE) only the causal mask tells the order of tokens.
 
-    Positions say where tokens are: for absolute and rotary encodings, for distances in scores, and for causality, by
-    which a query sees keys at positions up to its own. Encodings that count for themselves (CoPE, ForgettingBias) are
-    causal by index instead, and so is a block whose positions have several axes; those go to rotary encodings alone, and
-    absolute ones then count by index. Positions that restart within a row need ``segment_ids``.
+    Positions say where tokens are. Absolute and rotary encodings use them, so do distances in scores, and so does the
+    causal mask: query i sees key j where ``positions[j] <= positions[i]``. Encodings that count for themselves (CoPE,
+    ForgettingBias) are causal by index instead. So is a layer whose positions have several axes: those go to the rotary
+    encodings alone, and absolute ones then count by index. Positions that restart within a row need ``segment_ids``.
 
-    A score encoding that needs decays of tokens (ForgettingBias) makes them of ``x``, absolute encodings included.
+    What a score encoding makes of each token of ``x``, :meth:`ScoreEncoding.token_state`, comes after the absolute
+    encodings; a cache stores it.
 
     Args:
         embed_dim: Width of ``x``.
@@ -33,7 +34,7 @@ class Attention(Encoding):
         num_kv_heads: G, heads of keys and values, a divisor of ``num_heads``; None: ``num_heads``.
         head_dim: D; None: ``embed_dim / num_heads``.
         encodings: Modules of posenc.nn of any family. Absolute and rotary ones act in their order here; at most one may
-            be a score encoding. One that rotates queries and keys itself (ReRoPE, SelfExtend) stands without rotary ones.
+            be a score encoding. One that rotates queries and keys itself (ReRoPE, SelfExtend) excludes rotary ones.
         dropout: Probability with which an attention weight is zeroed in training.
         output_dropout: Probability with which an element of the output is zeroed in training.
         bias: Whether the projections to queries, keys, values and gate keys have one.
@@ -43,8 +44,8 @@ class Attention(Encoding):
 
     Attributes:
         q_proj, k_proj, v_proj, o_proj: The projections, each a ``torch.nn.Linear``.
-        gate_proj: Keys of the gates, where the score encoding wants them (CoPE with ``gate="key"``), else None. Rotary
-            encodings turn them as they do keys.
+        gate_proj: Projection to the gate keys, where the score encoding needs them (CoPE with ``gate="key"``), else
+            None. Rotary encodings rotate gate keys as they do keys.
         encodings: The encodings, a ``torch.nn.ModuleList``.
 
     Shape:
@@ -53,7 +54,7 @@ class Attention(Encoding):
     Raises:
         ValueError: Options or encodings do not fit together, or an encoding was made for another width or number of
             heads.
-        TypeError: ``encodings`` is no list of modules, or one of them is of no family.
+        TypeError: ``encodings`` is no list of modules, or one of them is neither absolute, rotary nor a score encoding.
 
     Example:
         >>> attention = posenc.nn.Attention(
@@ -148,9 +149,9 @@ class Attention(Encoding):
             cache: Where keys and values of earlier tokens are, and those of ``x`` go.
 
         Raises:
-            ValueError: A shape does not fit; positions over several axes meet a score encoding; or a rotary scaling that
-                depends on the length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The cache is
-                left as it was.
+            ValueError: A shape does not fit; positions over several axes meet a score encoding; or a rotary scaling
+                that depends on the length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The
+                cache is left as it was.
             TypeError: A dtype does not fit.
         """
         self._check_call(x, positions, cache)
@@ -163,24 +164,26 @@ class Attention(Encoding):
         q = self._heads(self.q_proj(x), self.num_heads)
         k = self._heads(self.k_proj(x), self.num_kv_heads)
         v = self._heads(self.v_proj(x), self.num_kv_heads)
-        gate_key = None if self.gate_proj is None else self._heads(self.gate_proj(x), self.num_kv_heads)
         score = self._score()
-        log_decay = score(x) if score is not None and score.needs_log_decay else None
+        state: dict[str, Tensor] = {} if score is None else score.token_state(x)
+        gate_key = None if self.gate_proj is None else self._heads(self.gate_proj(x), self.num_kv_heads)
         offset = start if positions is None else 0
         for encoding in self._members(RotaryEncoding):
             if gate_key is not None:
                 _, gate_key = encoding(gate_key, gate_key, positions, offset=offset)
             q, k = encoding(q, k, positions, offset=offset)
+        if gate_key is not None:
+            state = {**state, "gate_key": gate_key}
 
         masks = {"key_mask": key_mask, "segment_ids": segment_ids}
         if cache is None:
-            return self._output(self._attend(q, k, v, gate_key, log_decay, places, places, masks))
-        before = cache._state()
-        k, v = cache.append(k, v, gate_key=gate_key, log_decay=log_decay, positions=places)
+            return self._output(self._attend(q, k, v, state, places, places, masks))
+        before = cache._snapshot()
+        k, v = cache.append(k, v, positions=places, **state)
         try:
             known = cache.positions
             new = None if known is None else known[:, start:]
-            return self._output(self._attend(q, k, v, cache.gate_keys, cache.log_decay, new, known, masks))
+            return self._output(self._attend(q, k, v, cache.token_state, new, known, masks))
         except Exception:
             cache._restore(before)
             raise
@@ -194,8 +197,7 @@ class Attention(Encoding):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        gate_key: Tensor | None,
-        log_decay: Tensor | None,
+        state: dict[str, Tensor],
         q_positions: Tensor | None,
         k_positions: Tensor | None,
         masks: dict[str, Tensor | None],
@@ -209,11 +211,7 @@ class Attention(Encoding):
             call["is_causal"] = self.is_causal
         if score.takes_positions:
             call.update(places)
-        if score.needs_gate_key:
-            call["gate_key"] = gate_key
-        if score.needs_log_decay:
-            call["log_decay"] = log_decay
-        return score.attend(q, k, v, **call)
+        return score.attend(q, k, v, **state, **call)
 
     def _score(self) -> Any:
         """The score encoding, or None."""
@@ -236,6 +234,8 @@ class Attention(Encoding):
                     f"Attention: expected {type(encoding).__name__} to have {name} {expected}, as the block's "
                     f"{'embed_dim' if name == 'dim' else name} is {expected}, but got {actual}"
                 )
+
+    # Checks that the C++ layer has too. Compiled graphs need them in Python: a pybind call would break the graph.
 
     def _check_call(self, x: Tensor, positions: Tensor | None, cache: KVCache | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.embed_dim:

@@ -1,20 +1,21 @@
 import torch
 from torch import Tensor
 
-from posenc import _C, ops
-from posenc.nn.base import assign
-from posenc.nn.rotary import RotaryEncoding, at_least_float, check_axes, on_device_of
+from posenc import _C
+from posenc.nn.base import assign, on_device_of
+from posenc.nn.rotary import RotaryEncoding, at_least_float, check_axes
+from posenc.ops.rotary import changed_options
 
 
 class AxialRotary(RotaryEncoding):
     """Rotary embedding over several position axes (RoPE-ViT, arXiv 2403.13298), e.g. rows and columns of an image.
 
     The D/2 pairs are shared out evenly, axis by axis, and within its D/A columns each axis is a RoPE of its own,
-    ``theta_t = base ** (-2t / (D/A))``. Coordinates are in whatever unit suits: patches with base 100, or floating ones. A
-    token without a place (a class token) takes position 0 on every axis and passes through unchanged.
+    ``theta_t = base ** (-2t / (D/A))``. Coordinates are in whatever unit suits: patches with base 100, or floating
+    ones. A token without a place (a class token) takes position 0 on every axis and passes through unchanged.
 
-    With ``learnable`` the frequencies are "mixed" (eq. 14 there): each pair turns by the sum over axes of position times
-    frequency. They start as the axial ones.
+    With ``learnable`` the frequencies are "mixed" (eq. 14 there): the angle of each pair is the sum over axes of
+    position times frequency. They start as the axial ones.
 
     Args:
         head_dim: D, a multiple of ``2 * num_axes``.
@@ -61,7 +62,7 @@ class AxialRotary(RotaryEncoding):
         self.learnable = learnable
         self.num_heads = num_heads
         self._initial_inv_freq = twin.initial_inv_freq()
-        self._op_options = ops.changed_options(interleaved=interleaved, axes=None if learnable else twin.axes())
+        self._op_options = changed_options(interleaved=interleaved, axes=None if learnable else twin.axes())
         if learnable:
             self.inv_freq = torch.nn.Parameter(torch.empty(self._initial_inv_freq.shape))
             self.reset_parameters()

@@ -6,16 +6,16 @@ from torch import Tensor
 
 
 class Encoding(torch.nn.Module):
-    """Base of all modules: parameters take their initial values whenever memory is new, and options are read-only.
+    """Base of all modules: initialises parameters, and makes options read-only.
 
-    ``to_empty`` after construction on the meta device leaves parameters of plain torch modules uninitialised; here it
-    initialises them, so that nothing computes with what the allocator left behind.
+    Parameters get their initial values at construction, and again when a module that was constructed on the meta device
+    gets storage (``to_empty()``). Plain torch modules leave parameters uninitialised there.
     """
 
     _fixed: frozenset[str] = frozenset()
 
     def _fix(self, *options: str) -> None:
-        """Makes options read-only: what was derived from them would not follow."""
+        """Makes options read-only: what was computed from them at construction would not change with them."""
         self._fixed = frozenset(options)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -47,3 +47,10 @@ def assign(parameter: Tensor, value: Tensor) -> None:
         placements = parameter.placements  # type: ignore[attr-defined]  # of DTensor
         value = distribute_tensor(value.to(parameter.device, parameter.dtype), mesh, placements)
     parameter.copy_(value)
+
+
+def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
+    """``constant`` on the device of ``x``; modules keep their constants on the CPU."""
+    if x.is_cpu and constant.is_cpu:  # quicker than to compare devices
+        return constant
+    return constant if constant.device == x.device else constant.to(x.device)

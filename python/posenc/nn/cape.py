@@ -3,7 +3,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
-from posenc.nn.rotary import on_device_of
+from posenc.nn.base import on_device_of
 
 _add_cape = torch.ops.posenc._add_cape.default
 
@@ -11,19 +11,19 @@ _add_cape = torch.ops.posenc._add_cape.default
 class CAPE(AbsoluteEncoding):
     """CAPE (arXiv 2106.03143): sinusoidal encoding whose positions move at random in training.
 
-    ``p' = scale * (p + shift + local)``. Each sequence has one shift, uniform up to ``max_global_shift`` either way, and
-    one scale, its logarithm uniform up to that of ``max_global_scaling`` either way; each token has a local shift, uniform
-    up to ``max_local_shift`` either way. Every call draws anew from torch's generator. After ``eval()`` the encoding equals
-    :class:`Sinusoidal`.
+    ``p' = scale * (p + shift + local)``. Each sequence has one shift, uniform up to ``max_global_shift`` either way,
+    and one scale, its logarithm uniform up to that of ``max_global_scaling`` either way; each token has a local shift,
+    uniform up to ``max_local_shift`` either way. Every call draws anew from torch's generator. After ``eval()`` the
+    encoding equals :class:`Sinusoidal`.
 
     Args:
         dim: Width of an embedding; may be odd.
-        max_global_shift: Tokens by which a sequence moves at most.
-        max_local_shift: Tokens by which a single token moves at most; up to 0.5 keeps their order.
-        max_global_scaling: Factor by which a sequence stretches or shrinks at most, at least 1.
+        max_global_shift: Largest shift of a sequence, in tokens.
+        max_local_shift: Largest shift of a single token, in tokens; up to 0.5 keeps the order of tokens.
+        max_global_scaling: Largest factor by which positions are multiplied or divided, at least 1.
         base: Base of the frequencies.
-        centre: Subtracts the mean position of a call's tokens first. A call then sees a whole sequence: an ``offset``
-            would cancel out and is refused.
+        centre: Subtracts the mean position of a call's tokens first. A call must then hold a whole sequence, and an
+            ``offset``, which would cancel out, raises.
 
     Shape:
         x (B, T, dim) or (T, dim) -> the same

@@ -1,4 +1,4 @@
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,23 +13,23 @@ _cope_position_logits = torch.ops.posenc._cope_position_logits.default
 
 
 class CoPE(ScoreEncoding):
-    """Contextual position encoding (CoPE, arXiv 2405.18719, eq. 3 to 5): positions count the tokens that a query selects.
+    """Contextual position encoding (CoPE, arXiv 2405.18719, eq. 3 to 5): positions are sums of gates, by query.
 
-    Always causal. With ``s = 1 / sqrt(D)``, ``gate(i, l) = sigmoid(s q_i . k_l)`` and the position of key j for query i is
-    ``p(i, j) = min(sum over l = j .. i of gate(i, l), P - 1)``; its score is ``s q_i . k_j`` plus ``q_i . pos_emb``
+    Always causal. With ``s = 1 / sqrt(D)``, ``gate(i, l) = sigmoid(s q_i . k_l)`` and the position of key j for query i
+    is ``p(i, j) = min(sum over l = j .. i of gate(i, l), P - 1)``; its score is ``s q_i . k_j`` plus ``q_i . pos_emb``
     interpolated at ``p(i, j)``. The clamp at P - 1 passes no gradient.
 
-    Keys hidden by causality, ``key_mask``, ``window`` or ``segment_ids`` are neither attended nor counted. Nothing
-    positional can be cached: every new query counts anew, so a cache holds keys (and gate keys) only.
+    Keys hidden by causality, ``key_mask``, ``window`` or ``segment_ids`` are neither attended nor counted. Positions
+    depend on the query, so a cache cannot hold them: it holds keys (and gate keys).
 
     Args:
         head_dim: D, the width of a head.
-        max_positions: P: positions are 0 to P - 1, and those beyond count as P - 1.
+        max_positions: P: positions are 0 to P - 1; larger sums count as P - 1.
         num_heads: H: a table per head. None: one that all heads share.
         scale_position_logits: True: ``q . pos_emb`` is multiplied by the scale of the content logits too, as Meta's
             repository does. False: the paper's listing.
-        gate: What makes the gates with a query: "logits", the keys, as in the paper; "key", keys of their own, given to each
-            call as ``gate_key``; "value", the values, which are then D wide.
+        gate: What the query is multiplied with to form the gates. "logits": the keys, as in the paper. "key": separate
+            gate keys, given to each call as ``gate_key``. "value": the values, which must then be D wide.
         gate_bias: Initial value of a parameter (H) that is added to the gates' logits; needs ``num_heads``.
             ``ln(a / (1 - a))`` with ``a = span / T`` makes T tokens span about ``span`` positions at the start.
 
@@ -52,6 +52,7 @@ class CoPE(ScoreEncoding):
 
     always_causal = True
     takes_positions = False
+    optional_keywords = ("gate_key",)
     head_dim: int
     pos_emb: Tensor
     gate_bias: Tensor | None
@@ -91,13 +92,13 @@ class CoPE(ScoreEncoding):
     def forward(self, query: Tensor, attn_logits: Tensor) -> Tensor:
         """The paper's module form: position logits, to be added to ``attn_logits`` before the softmax.
 
-        Gates are ``sigmoid(attn_logits + gate_bias)``, whatever made the logits: with gates from keys of their own or from
-        values, pass ``query . gate_key`` in the place of the attention logits. Sums are float32 (float64 for float64).
+        Gates are ``sigmoid(attn_logits + gate_bias)``. With ``gate="key"`` or ``gate="value"`` pass ``query .
+        gate_key`` instead of the attention logits. Sums are float32 (float64 for float64).
 
         Args:
             query: (B, H, Tq, D).
-            attn_logits: (B, H, Tq, Tk), already scaled and masked: hidden keys -infinity or very negative. Keys that are
-                not masked are counted, and so leak into the positions.
+            attn_logits: (B, H, Tq, Tk), already scaled and masked: hidden keys -infinity or very negative. A later key
+                that is not masked would be counted.
 
         Returns:
             (B, H, Tq, Tk), in the dtype of ``attn_logits``. Over ``sqrt(D)`` with ``scale_position_logits``.
@@ -110,85 +111,38 @@ class CoPE(ScoreEncoding):
             scale_position_logits=self.scale_position_logits,
         )
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float | None = None,
-        gate_key: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Causal attention with contextual positions; keyword arguments as in :func:`posenc.ops.cope_attention`.
-
-        ``gate_key`` (B, G, Tk, D) belongs to ``gate="key"`` and is needed there.
-        """
-        check_query("CoPE", query, self.head_dim, self.num_heads)
+    def attend_op(
+        self, query: Tensor, key: Tensor, value: Tensor, *, gate_key: Tensor | None = None, **call: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`. ``gate_key`` (B, G, Tk, D) belongs to ``gate="key"`` and is needed there."""
         if self.gate == "value":
             if gate_key is not None:
                 raise ValueError("CoPE: expected no gate_key with gate='value', where the values make the gates")
             check_width("CoPE", "value", value, self.head_dim)
             gate_key = value
-        else:
-            self._check_gate_key(gate_key)
-        out, lse = _cope_attention(
-            query,
-            key,
-            value,
-            self.pos_emb,
-            gate_key=gate_key,
-            gate_bias=self.gate_bias,
-            scale=scale,
-            scale_position_logits=self.scale_position_logits,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
+        return _cope_attention(query, key, value, self.pos_emb, **self._with_gates(query, gate_key, call))
 
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        scale: float | None = None,
-        gate_key: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity.
+    def logits_op(self, query: Tensor, key: Tensor, *, gate_key: Tensor | None = None, **call: Any) -> Tensor:
+        """See :class:`ScoreEncoding`. ``gate_key`` holds the values with ``gate="value"``."""
+        return _cope_attention_logits(query, key, self.pos_emb, **self._with_gates(query, gate_key, call))
 
-        ``gate_key`` holds the gate keys with ``gate="key"`` and the values with ``gate="value"``.
-        """
+    def _with_gates(self, query: Tensor, gate_key: Tensor | None, call: dict[str, Any]) -> dict[str, Any]:
+        """``call`` with what makes the gates."""
         check_query("CoPE", query, self.head_dim, self.num_heads)
-        self._check_gate_key(gate_key)
-        return _cope_attention_logits(
-            query,
-            key,
-            self.pos_emb,
-            gate_key=gate_key,
-            gate_bias=self.gate_bias,
-            scale=scale,
-            scale_position_logits=self.scale_position_logits,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-        )
-
-    def _check_gate_key(self, gate_key: Tensor | None) -> None:
-        if self.gate == "logits" and gate_key is not None:
-            raise ValueError("CoPE: expected no gate_key with gate='logits', where the keys make the gates")
-        if self.gate == "key" and gate_key is None:
+        if self.gate == "logits":
+            if gate_key is not None:
+                raise ValueError("CoPE: expected no gate_key with gate='logits', where the keys make the gates")
+        elif gate_key is None and self.gate == "key":
             raise ValueError("CoPE: expected gate_key (batch, kv_heads, keys, head_dim) with gate='key'")
-        if self.gate == "value" and gate_key is None:
+        elif gate_key is None:
             raise ValueError("CoPE: expected gate_key, the values, in logits with gate='value'")
+        else:
+            call["gate_key"] = gate_key
+        if self.gate_bias is not None:
+            call["gate_bias"] = self.gate_bias
+        if self.scale_position_logits:
+            call["scale_position_logits"] = True
+        return call
 
     def extra_repr(self) -> str:
         """The options."""

@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,12 @@ class FIRE(AdditiveEncoding):
     Adds, for query position i, distance ``n = |i - j|`` and ``psi(x) = ln(|c * x| + 1)``,
     ``mlp(psi(n) / (psi(max(|threshold|, i)) + eps))`` with an MLP of one hidden layer with ReLU.
 
-    :meth:`attend` forms the bias for a block of queries at a time, and again in the backward, so that no call holds
-    Tq x Tk numbers; :meth:`logits` and :meth:`bias` hold them. Positions are integers.
+    :meth:`attend` needs no tensor of Tq x Tk numbers, forward or backward; :meth:`logits` and :meth:`bias` return one.
+    Positions are integers.
 
-    The authors learn a multiplier of the threshold; here the threshold itself is the parameter, so its gradient is smaller
-    by that factor. Where it shall move by more than a step of the optimizer, in tokens, give it a parameter group.
+    The authors learn a multiplier of the threshold. Here the parameter is the threshold itself, so its gradient is
+    smaller by that factor: an optimizer like Adam moves it by about one learning rate, in tokens, per step. Give it a
+    parameter group of its own to move it faster.
 
     Args:
         num_heads: H, the query heads.
@@ -86,41 +89,12 @@ class FIRE(AdditiveEncoding):
         first, last = self._layers()
         return self.c, self.threshold, first.weight, first.bias, last.weight, last.bias
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention with this bias, formed by blocks; keyword arguments as in :func:`posenc.ops.attention`."""
-        out, lse = _fire_attention(
-            query,
-            key,
-            value,
-            *self._parameters_of_op(),
-            self.eps,
-            is_causal=is_causal,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
+    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`; the bias is part of the op."""
+        return _fire_attention(query, key, value, *self._parameters_of_op(), self.eps, **call)
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         bias = _fire_bias(
             *self._parameters_of_op(),
             self.eps,

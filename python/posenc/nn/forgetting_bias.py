@@ -1,5 +1,5 @@
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,13 +14,14 @@ _log_decay = torch.ops.posenc._log_decay.default
 
 
 class ForgettingBias(ScoreEncoding):
-    """A bias that the text itself makes (FoX, arXiv 2503.02130; CABLE, arXiv 2503.08067), always causal.
+    """A bias computed from the tokens (FoX, arXiv 2503.02130; CABLE, arXiv 2503.08067), always causal.
 
-    Each token t says how much of what came before it is kept, by a number ``a_h(t) <= 0`` of the layer's input ``x_t``. The
-    score of query i and key j is ``q_i . k_j / sqrt(D)`` plus the sum of ``a_h(t)`` over t = j + 1 .. i.
+    Each token t has a number ``a_h(t) <= 0``, computed from the layer's input ``x_t``: later tokens see keys before t
+    with weights multiplied by ``exp(a_h(t))``. The score of query i and key j is ``q_i . k_j / sqrt(D)`` plus the sum
+    of ``a_h(t)`` for ``j < t <= i``.
 
-    Sums go by index. Tokens that ``key_mask`` hides and those of other segments add nothing. A cache holds ``a_h(t)`` of each
-    token beside k and v.
+    Sums go by index. Tokens that ``key_mask`` hides and those of other segments add nothing. A cache holds ``a_h(t)``
+    of each token with its key and value.
 
     Args:
         embed_dim: Width of the layer's input.
@@ -30,8 +31,8 @@ class ForgettingBias(ScoreEncoding):
 
     Attributes:
         weight: The parameter (H, embed_dim), initially as that of ``torch.nn.Linear``.
-        bias: The parameter (H) of "fox", else None. Initially 0, as in the authors' code: a token keeps about half. For a
-            memory of about t tokens at the start fill it with ``ln(t)``.
+        bias: The parameter (H) of "fox", else None. Initially 0, as in the authors' code: a token keeps about half. For
+            a memory of about t tokens at the start fill it with ``ln(t)``.
 
     Shape:
         query (B, H, Tq, D), key (B, G, Tk, D), value (B, G, Tk, Dv), log_decay (B, H, Tk) -> (B, H, Tq, Dv)
@@ -49,7 +50,7 @@ class ForgettingBias(ScoreEncoding):
 
     always_causal = True
     takes_positions = False
-    needs_log_decay = True
+    state_keywords = ("log_decay",)
     embed_dim: int
     num_heads: int
     weight: Tensor
@@ -74,7 +75,7 @@ class ForgettingBias(ScoreEncoding):
             torch.nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the tokens of ``x`` add to scores.
+        """``a_h(t)`` of each token.
 
         Args:
             x: (B, T, embed_dim), the input of the layer.
@@ -85,60 +86,21 @@ class ForgettingBias(ScoreEncoding):
         """
         return _log_decay(x, self.weight, self.bias, complement=self.kind == "cable")
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        log_decay: Tensor,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Causal attention with this bias; keyword arguments as in :func:`posenc.ops.attention`.
+    def token_state(self, x: Tensor) -> dict[str, Tensor]:
+        """``log_decay``, :meth:`forward` of ``x``."""
+        return {"log_decay": self(x)}
 
-        ``log_decay`` (B, H, Tk) is what :meth:`forward` made of the tokens of all keys.
-        """
-        out, lse = _attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            log_decay=_decay_terms(log_decay, query, key, self.num_heads, key_mask),
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
+    def attend_op(
+        self, query: Tensor, key: Tensor, value: Tensor, *, log_decay: Tensor | None = None, **call: Any
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`. ``log_decay`` (B, H, Tk) is :meth:`forward` of the tokens of all keys."""
+        decays = _decay_terms(log_decay, query, key, self.num_heads, call.get("key_mask"))
+        return _attention(query, key, value, is_causal=True, log_decay=decays, **call)
 
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        log_decay: Tensor,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity."""
-        return _attention_logits(
-            query,
-            key,
-            is_causal=True,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            log_decay=_decay_terms(log_decay, query, key, self.num_heads, key_mask),
-        )
+    def logits_op(self, query: Tensor, key: Tensor, *, log_decay: Tensor | None = None, **call: Any) -> Tensor:
+        """See :class:`ScoreEncoding`."""
+        decays = _decay_terms(log_decay, query, key, self.num_heads, call.get("key_mask"))
+        return _attention_logits(query, key, is_causal=True, log_decay=decays, **call)
 
     def extra_repr(self) -> str:
         """The options."""

@@ -12,16 +12,15 @@ _kerple_table = torch.ops.posenc._kerple_table.default
 class Kerple(AdditiveEncoding):
     """KERPLE (arXiv 2205.09921): kernels of the distance, learned for each head.
 
-    Adds ``-r1 * ln(1 + r2 * n)`` (log) or ``-r1 * n ** r2`` (power) for the distance ``n = |i - j|``. Power with r2 = 1 is
-    ALiBi.
+    Adds ``-r1 * ln(1 + r2 * n)`` (log) or ``-r1 * n ** r2`` (power) for the distance ``n = |i - j|``. Power with r2 = 1
+    is ALiBi.
 
-    Both are clamped to at least 0.01 where they are used, and r2 to at most 2 for power. Outside of that their gradients
-    pass as if they were not clamped, so that training can bring them back. (A plain clamp has no gradient there: such a
-    parameter would stay for ever.)
+    Both are clamped to at least 0.01 where they are used, and r2 to at most 2 for power. Their gradients pass the clamp
+    unchanged, so that training can move a parameter back into the range; with a plain clamp its gradient would be 0
+    there.
 
-    Given positions are read, to see how long the table of distances must be: they break a compiled graph. The table
-    reaches as far as the largest distance of a query to a key in its row, masked keys included, which may be 2**24 tokens
-    at most.
+    Given positions are read to find the length of the table of distances, which breaks a compiled graph. The length is
+    the largest distance of a query to a key in its row, masked keys included, at most 2**24 tokens.
 
     Args:
         num_heads: H, the query heads.
@@ -67,7 +66,8 @@ class Kerple(AdditiveEncoding):
         """The options."""
         return f"{self.num_heads}, kind={self.kind!r}"
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         table = _kerple_table(
             self.r1,
             self.r2,

@@ -1,17 +1,18 @@
 import torch
 from torch import Tensor
 
-_State = tuple[int, Tensor | None, Tensor | None, Tensor | None]
+_Snapshot = tuple[int, dict[str, Tensor], Tensor | None]
 
 
 class KVCache:
     """Keys and values of the tokens that one attention layer has seen, for decoding.
 
-    Memory is allocated once; what :meth:`append` returns are views of it, which later calls extend or overwrite. For
-    inference: tensors that require a gradient raise while gradients are recorded.
+    Memory is allocated once; :meth:`append` returns views of it, which later calls extend or overwrite. The cache is
+    for inference: tensors that require a gradient raise while gradients are recorded.
 
-    :class:`Attention` stores keys as they are attended: after rotary encodings. Encodings that rotate keys themselves
-    (ReRoPE, SelfExtend) get them from here unrotated.
+    :class:`Attention` stores keys after rotary encodings. Encodings that rotate keys themselves (ReRoPE, SelfExtend)
+    get unrotated keys from the cache. What a score encoding makes of each token (:meth:`ScoreEncoding.token_state`,
+    gate keys) is stored by name.
 
     Args:
         batch_size: B.
@@ -61,8 +62,7 @@ class KVCache:
         shape = (batch_size, num_kv_heads, max_length, head_dim)
         self._keys = _allocate(shape, dtype, device)
         self._values = _allocate(shape, dtype, device)
-        self._gate_keys: Tensor | None = None
-        self._log_decay: Tensor | None = None
+        self._token_state: dict[str, Tensor] = {}
         self._positions: Tensor | None = None
 
     @property
@@ -81,41 +81,41 @@ class KVCache:
         return self._keys.device
 
     @property
+    def token_state(self) -> dict[str, Tensor]:
+        """Views (B, G, length, D) or (B, heads, length) of the state that tokens came with, by name."""
+        return {name: stored[:, :, : self._length] for name, stored in self._token_state.items()}
+
+    @property
     def gate_keys(self) -> Tensor | None:
-        """View (B, G, length, D), where tokens came with gate keys; else None."""
-        return None if self._gate_keys is None else self._gate_keys[:, :, : self._length]
+        """View (B, G, length, D) of ``gate_key``, where tokens came with it; else None."""
+        return self.token_state.get("gate_key")
 
     @property
     def log_decay(self) -> Tensor | None:
         """View (B, H, length), where tokens came with decays: float32, float64 in a float64 cache. Else None."""
-        return None if self._log_decay is None else self._log_decay[:, :, : self._length]
+        return self.token_state.get("log_decay")
 
     @property
     def positions(self) -> Tensor | None:
         """View (B, length), or None where no token came with a position.
 
-        Integer; float32 where all came as float32 or narrower; else float64, which holds whole numbers to 2**53 exactly.
+        Integer; float32 where all came as float32 or narrower; else float64, which holds whole numbers to 2**53
+        exactly.
         """
         return None if self._positions is None else self._positions[:, : self._length]
 
     def append(
-        self,
-        k: Tensor,
-        v: Tensor,
-        *,
-        gate_key: Tensor | None = None,
-        log_decay: Tensor | None = None,
-        positions: Tensor | None = None,
+        self, k: Tensor, v: Tensor, *, positions: Tensor | None = None, **state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Stores new tokens and returns the keys and values of all so far, views (B, G, length, D).
 
         Args:
             k: (B, G, T, D), of the cache's dtype and on its device.
             v: The same.
-            gate_key: The same (gate keys of CoPE); with every token or with none.
-            log_decay: (B, H, T), float32 (float64 in a float64 cache): decays of ForgettingBias, with every token or with
-                none.
             positions: (T) or (B, T), integer or floating; tokens without count by their place in the cache.
+            **state: Per-token state of score encodings by name, such as ``gate_key`` of CoPE and ``log_decay`` of
+                ForgettingBias; each with every token or with none. (B, G, T, D), as keys, or (B, heads, T), float32
+                (float64 in a float64 cache), with the number of heads of the first tokens.
 
         Raises:
             ValueError: A shape or a device does not fit, or more tokens come than fit. Nothing is stored then.
@@ -127,12 +127,11 @@ class KVCache:
         tokens = k.shape[2]
         self._check(k, "k", tokens)
         self._check(v, "v", tokens)
-        self._check_complete("gate_key", gate_key, self._gate_keys)
-        if gate_key is not None:
-            self._check(gate_key, "gate_key", tokens)
-        self._check_complete("log_decay", log_decay, self._log_decay)
-        if log_decay is not None:
-            self._check_log_decay(log_decay, tokens)
+        new = {name: x for name, x in state.items() if x is not None}
+        for name in {**self._token_state, **new}:
+            self._check_complete(name, name in new)
+        for name, x in new.items():
+            self._check_state(x, name, tokens)
         if positions is not None:
             self._check_positions(positions, tokens)
         start, end = self._length, self._length + tokens
@@ -142,18 +141,14 @@ class KVCache:
                 f"cached, {end} in all"
             )
         if start == 0:  # an empty call before may have left some, which bind nobody
-            self._gate_keys = self._log_decay = None
+            self._token_state = {}
         self._keys[:, :, start:end].copy_(k)
         self._values[:, :, start:end].copy_(v)
-        if gate_key is not None:
-            if self._gate_keys is None:
-                self._gate_keys = _allocate(self._keys.shape, self.dtype, self.device)
-            self._gate_keys[:, :, start:end].copy_(gate_key)
-        if log_decay is not None:
-            if self._log_decay is None:
-                shape = (self.batch_size, log_decay.shape[1], self.max_length)
-                self._log_decay = _allocate(shape, log_decay.dtype, self.device)
-            self._log_decay[:, :, start:end].copy_(log_decay)
+        for name, x in new.items():
+            if name not in self._token_state:
+                shape = (self.batch_size, x.shape[1], self.max_length, *x.shape[3:])
+                self._token_state[name] = _allocate(shape, x.dtype, self.device)
+            self._token_state[name][:, :, start:end].copy_(x)
         self._store_positions(positions, start, end)
         self._length = end
         return self._keys[:, :, :end], self._values[:, :, :end]
@@ -175,20 +170,22 @@ class KVCache:
             raise ValueError(f"KVCache: expected to crop to a length from 0 to {self._length}, but got {length}")
         self._length = length
         if length == 0:
-            self._gate_keys = self._log_decay = self._positions = None
+            self._token_state, self._positions = {}, None
 
-    def _state(self) -> _State:
-        """What :meth:`_restore` goes back to. Later tokens change none of it: they are written behind the stored ones."""
-        return self._length, self._gate_keys, self._log_decay, self._positions
+    def _snapshot(self) -> _Snapshot:
+        """What :meth:`_restore` goes back to. Later tokens change none of it: they go to later columns."""
+        return self._length, dict(self._token_state), self._positions
 
-    def _restore(self, state: _State) -> None:
-        self._length, self._gate_keys, self._log_decay, self._positions = state
+    def _restore(self, snapshot: _Snapshot) -> None:
+        self._length, self._token_state, self._positions = snapshot
 
     def __repr__(self) -> str:
         return (
             f"KVCache({self.batch_size}, {self.num_kv_heads}, {self.max_length}, {self.head_dim}, dtype={self.dtype}, "
             f"device={str(self.device)!r}, length={self._length})"
         )
+
+    # Checks that the C++ cache has too. Compiled graphs need them in Python: a pybind call would break the graph.
 
     def _check(self, x: Tensor, name: str, tokens: int) -> None:
         shape = (self.batch_size, self.num_kv_heads, tokens, self.head_dim)
@@ -198,22 +195,27 @@ class KVCache:
             raise TypeError(f"KVCache: expected {name} of the cache's dtype {self.dtype}, but got {x.dtype}")
         self._check_place(x, name)
 
-    def _check_log_decay(self, x: Tensor, tokens: int) -> None:
-        heads = "heads" if self._log_decay is None else self._log_decay.shape[1]
+    def _check_state(self, x: Tensor, name: str, tokens: int) -> None:
+        if x.dim() == 4:
+            self._check(x, name, tokens)
+            return
+        stored = self._token_state.get(name) if self._length > 0 else None
+        heads = "heads" if stored is None else stored.shape[1]
         fits = x.dim() == 3 and x.shape[0] == self.batch_size and x.shape[2] == tokens
-        if not fits or (self._length > 0 and self._log_decay is not None and x.shape[1] != heads):
+        if not fits or (stored is not None and x.shape[1] != heads):
             raise ValueError(
-                f"KVCache: expected log_decay of shape ({self.batch_size}, {heads}, {tokens}), but got {list(x.shape)}"
+                f"KVCache: expected {name} of shape ({self.batch_size}, {heads}, {tokens}), but got {list(x.shape)}"
             )
-        # They are summed over all tokens.
+        # They may be summed over all tokens.
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         if x.dtype != dtype:
-            raise TypeError(f"KVCache: expected log_decay to be {dtype} in a cache of {self.dtype}, but got {x.dtype}")
-        self._check_place(x, "log_decay")
+            raise TypeError(f"KVCache: expected {name} to be {dtype} in a cache of {self.dtype}, but got {x.dtype}")
+        self._check_place(x, name)
 
-    def _check_complete(self, name: str, given: Tensor | None, stored: Tensor | None) -> None:
-        if self._length > 0 and (given is None) != (stored is None):
-            came = "without" if stored is None else "with"
+    def _check_complete(self, name: str, given: bool) -> None:
+        stored = name in self._token_state
+        if self._length > 0 and given != stored:
+            came = "with" if stored else "without"
             raise ValueError(f"KVCache: expected {name} with every token or with none, but the cached ones came {came}")
 
     def _check_place(self, x: Tensor, name: str) -> None:

@@ -10,9 +10,9 @@ _add_learned = torch.ops.posenc._add_learned.default
 class LearnedAbsolute(AbsoluteEncoding):
     """A learned embedding for each position (BERT, arXiv 1810.04805; GPT-2), added to embeddings.
 
-    Positions are integers from 0 to ``max_positions - 1``. One outside raises before the table is read, and later calls
-    work on; rows that no token uses get zero gradient. Given positions (and a tensor ``offset``) are read for that check,
-    which on a GPU waits for them; an int ``offset`` needs no reading.
+    Positions are integers from 0 to ``max_positions - 1``. A position outside raises an error, and the module stays
+    usable. Rows that no token uses get zero gradient. Given positions and a tensor ``offset`` are read for that check,
+    which synchronises with a GPU; an int ``offset`` is not.
 
     Args:
         max_positions: Rows of the table.

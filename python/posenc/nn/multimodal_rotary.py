@@ -3,25 +3,26 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc import _C, hf_rope, ops
+from posenc import _C, hf
 from posenc.nn.rotary import ScaledRotaryEncoding, check_axes
+from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling
 
 
 class MultimodalRotary(ScaledRotaryEncoding):
     """Multimodal RoPE (M-RoPE of Qwen2-VL, arXiv 2409.12191): positions on the axes time, height and width.
 
-    One spectrum of frequencies, each pair turned by the position on its own axis. Where all axes agree, as for text, it
-    equals :class:`Rotary` bit for bit. :func:`posenc.positions.multimodal_positions` builds positions of text, image and
-    video spans.
+    All axes share one list of frequencies; each pair is rotated by the position on one axis. Where the positions on all
+    axes are equal, as for text, it equals :class:`Rotary` bit for bit. :func:`posenc.positions.multimodal_positions`
+    builds positions of text, image and video spans.
 
     Args:
         head_dim: D, the width of a head.
-        sections: Pairs that each axis turns; they add up to R/2.
-        rotary_dim: R, even and at most ``head_dim``: how many columns turn. None: all.
+        sections: How many pairs each axis rotates; they add up to R/2.
+        rotary_dim: R, even and at most ``head_dim``: how many columns are rotated. None: all.
         base: Base of the frequencies.
         interleaved: Pairs are (2k, 2k+1) instead of (k, k + R/2).
-        interleaved_sections: The axes take turns pair by pair (Qwen3-VL): pair c belongs to axis a > 0 where
+        interleaved_sections: The axes alternate over the pairs (Qwen3-VL): pair c belongs to axis a > 0 where
             ``c % A == a and c < A * sections[a]``, else to axis 0. False: section by section (Qwen2-VL).
         scaling: One of :mod:`posenc.scaling`; length-dependent ones as in :class:`Rotary`.
         exact: False: float32 frequencies and angles, bit for bit those of transformers.
@@ -73,7 +74,7 @@ class MultimodalRotary(ScaledRotaryEncoding):
         self.seq_len = seq_len
         self._set_scaling(scaling)
         self.inv_freq, self.attention_scaling = twin.frequencies(seq_len)
-        self._op_options = ops.changed_options(
+        self._op_options = changed_options(
             self.attention_scaling, interleaved=interleaved, axes=twin.axes(), exact=exact
         )
         self._fix(
@@ -105,7 +106,7 @@ class MultimodalRotary(ScaledRotaryEncoding):
         Example:
             >>> rope = posenc.nn.MultimodalRotary.from_hf({"type": "mrope", "mrope_section": [1, 1, 2]}, head_dim=8)
         """
-        return cls(**hf_rope.multimodal_rotary_arguments(config, layer_type, head_dim, interleaved), **options)
+        return cls(**hf.multimodal_rotary_arguments(config, layer_type, head_dim, interleaved), **options)
 
     def _frequencies_for(
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None

@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -8,13 +10,15 @@ _piecewise_attention_logits = torch.ops.posenc._piecewise_attention_logits.defau
 
 
 class PiecewiseEncoding(ScoreEncoding):
-    """Base of the encodings with one rotation nearby and another further on.
+    """Base of the encodings with one rotation for near keys and another for far ones.
 
-    They take unrotated queries and keys, so a cache holds unrotated keys, and need integer positions. Keys ahead of a query,
-    which ``is_causal=False`` shows, are near at any distance.
+    They take unrotated queries and keys, so a cache holds unrotated keys, and need integer positions. A key is near
+    where ``q_position - k_position < threshold``, so every later key is, which ``is_causal=False`` shows. The argument
+    ``window`` of a call hides keys, as in every attention op; it is not the window of the encoding.
     """
 
     rotates = True
+    is_causal_by_default = True
     threshold: int
     head_dim: int
 
@@ -31,71 +35,12 @@ class PiecewiseEncoding(ScoreEncoding):
         """
         raise NotImplementedError
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        is_causal: bool = True,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of unrotated queries and keys; keyword arguments as in :func:`posenc.ops.piecewise_attention`.
+    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`."""
+        sides = self.sides(query, key, call.get("q_positions"), call.get("k_positions"))
+        return _piecewise_attention(*sides, value, self.threshold, **call)
 
-        ``window`` hides keys, as in every attention op; it is not the window of the encoding.
-        """
-        q_near, k_near, q_far, k_far = self.sides(query, key, q_positions, k_positions)
-        out, lse = _piecewise_attention(
-            q_near,
-            k_near,
-            q_far,
-            k_far,
-            value,
-            self.threshold,
-            is_causal=is_causal,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
-
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        is_causal: bool = True,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-    ) -> Tensor:
-        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity."""
-        q_near, k_near, q_far, k_far = self.sides(query, key, q_positions, k_positions)
-        return _piecewise_attention_logits(
-            q_near,
-            k_near,
-            q_far,
-            k_far,
-            self.threshold,
-            is_causal=is_causal,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-        )
+    def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
+        """See :class:`ScoreEncoding`."""
+        sides = self.sides(query, key, call.get("q_positions"), call.get("k_positions"))
+        return _piecewise_attention_logits(*sides, self.threshold, **call)

@@ -2,19 +2,22 @@ import torch
 from torch import Tensor
 
 from posenc import _C
+from posenc.nn.base import on_device_of
 from posenc.nn.piecewise import PiecewiseEncoding
-from posenc.nn.rotary import on_device_of
 
 _rerope_qk = torch.ops.posenc._rerope_qk.default
 _leaky_rerope_qk = torch.ops.posenc._leaky_rerope_qk.default
 
 
 class ReRoPE(PiecewiseEncoding):
-    """RoPE whose distance n stops growing at a window w (Su, kexue.fm 9708), for texts longer than a model was trained on.
+    """RoPE whose distance n stops growing at a window w (Su, kexue.fm 9708), for texts longer than a model was trained
+    on.
 
-    Plain: ``min(n, w)``. Leaky, with a leak k: n below w, else ``w + (n - w) / k``. No training is needed. Near scores
-    rotate query and key at their positions; far ones rotate the query alone, at the constant position w (plain), or the
-    query at its position + w (k - 1) and the key at its own, both with frequencies divided by k (leaky).
+    Plain: ``min(n, w)``. Leaky, with a leak k: n below w, else ``w + (n - w) / k``. No training is needed. For near
+        keys (n < w) query
+    and key are rotated by their positions. For far keys, plain: the query is rotated by the constant position w and the
+    key is not rotated. Leaky: the query is rotated by its position + w (k - 1) and the key by its own, both with
+    frequencies divided by k.
 
     Queries and keys come unrotated, and a cache holds unrotated keys.
 

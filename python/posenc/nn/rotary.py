@@ -3,8 +3,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from posenc import _C, hf_rope, ops
-from posenc.nn.base import Encoding, assign
+from posenc import _C, hf
+from posenc.nn.base import Encoding, assign, on_device_of
+from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling
 
 _rotary = torch.ops.posenc.rotary.default
@@ -14,9 +15,11 @@ _rotary_qk = torch.ops.posenc.rotary_qk.default
 class RotaryEncoding(Encoding):
     """Base of the modules that rotate queries and keys.
 
+    One of your own implements :meth:`forward`.
+
     Attributes:
-        depends_on_call_length: The frequencies depend on the length of each call, so that cached keys would not match
-            later queries.
+        depends_on_call_length: The frequencies depend on the length of each call, so cached keys would not match later
+            queries; :class:`Attention` then takes no cache.
         position_axes: A, where positions are (A, T) or (A, B, T), several axes; None where they are (T) or (B, T).
         head_dim: D, the width of a head that it was made for.
         num_heads: H, the query heads that it was made for; None or not there: any number.
@@ -82,7 +85,7 @@ class RotaryEncoding(Encoding):
     def _rotate(
         self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        # The dispatcher ops themselves, and few steps in between: at T = 1 each layer of Python is felt.
+        # Calls the dispatcher ops directly: at T = 1 every further Python call shows in the time.
         inv_freq = self._frequencies_for(q, positions, offset, seq_len)
         if isinstance(offset, Tensor):
             if k is None:
@@ -101,8 +104,8 @@ class RotaryEncoding(Encoding):
 class ScaledRotaryEncoding(RotaryEncoding):
     """Base of the rotary modules that take a scaling.
 
-    With a scaling that depends on the length (DynamicNTK, LongRoPE) each call uses, in this order: its own ``seq_len``, the
-    constructor's, ``offset + T``, or with explicit positions the largest one + 1 (which reads data, and so breaks a
+    With a scaling that depends on the length (DynamicNTK, LongRoPE) each call uses, in this order: its own ``seq_len``,
+    the constructor's, ``offset + T``, or with explicit positions the largest one + 1 (which reads data, and so breaks a
     compiled graph).
     """
 
@@ -144,17 +147,18 @@ class ScaledRotaryEncoding(RotaryEncoding):
 class Rotary(ScaledRotaryEncoding):
     """Rotary position embedding (RoFormer, arXiv 2104.09864) with every context extension of :mod:`posenc.scaling`.
 
-    Frequencies are derived from the options in float64 and are neither parameters nor buffers, so ``.half()``, ``.to()``
-    and ``to_empty()`` leave them exact. A module without learnable frequencies has an empty ``state_dict``.
+    Frequencies are derived from the options in float64 and are neither parameters nor buffers, so ``.half()``,
+    ``.to()`` and ``to_empty()`` leave them exact. A module without learnable frequencies has an empty ``state_dict``.
 
-    With a scaling that depends on the length (DynamicNTK, LongRoPE) each call uses, in this order: its own ``seq_len``, the
-    constructor's, ``offset + T``, or with explicit positions the largest one + 1 (which reads data, and so breaks a
+    With a scaling that depends on the length (DynamicNTK, LongRoPE) each call uses, in this order: its own ``seq_len``,
+    the constructor's, ``offset + T``, or with explicit positions the largest one + 1 (which reads data, and so breaks a
     compiled graph). Keys rotated under one length do not match queries rotated under another: with a key cache give one
     fixed ``seq_len``, or cache keys before rotation.
 
     Args:
         head_dim: D, the width of a head.
-        rotary_dim: R, even and at most ``head_dim``: how many columns turn. None: all. The others pass through unchanged.
+        rotary_dim: R, even and at most ``head_dim``: how many columns are rotated. None: all. The others pass through
+            unchanged.
         base: Base of the frequencies ``base ** (-2k/R)``.
         interleaved: Pairs are (2k, 2k+1), as in GPT-J and the original Llama weights, instead of (k, k + R/2), as in
             GPT-NeoX and the Llama of transformers.
@@ -213,7 +217,7 @@ class Rotary(ScaledRotaryEncoding):
         self.learnable = learnable
         self._set_scaling(scaling)
         self._initial_inv_freq, self.attention_scaling = twin.frequencies(seq_len)
-        self._op_options = ops.changed_options(self.attention_scaling, interleaved=interleaved, exact=exact)
+        self._op_options = changed_options(self.attention_scaling, interleaved=interleaved, exact=exact)
         if learnable:
             self.inv_freq = torch.nn.Parameter(torch.empty(self.rotary_dim // 2))
             self.reset_parameters()
@@ -241,7 +245,7 @@ class Rotary(ScaledRotaryEncoding):
         interleaved: bool | None = None,
         **options: Any,
     ) -> "Rotary":
-        """Builds the rotary embedding that a transformers configuration describes; see :func:`posenc.hf_rope.read_rope`.
+        """Builds the rotary embedding that a transformers configuration describes; see :func:`posenc.hf.read_rope`.
 
         Args:
             config: A transformers configuration, its dict (``config.json``), or a rope dict with ``head_dim``.
@@ -257,7 +261,7 @@ class Rotary(ScaledRotaryEncoding):
         Example:
             >>> rope = posenc.nn.Rotary.from_hf({"rope_type": "linear", "factor": 4.0}, head_dim=64)
         """
-        return cls(**hf_rope.rotary_arguments(config, layer_type, head_dim, interleaved), **options)
+        return cls(**hf.rotary_arguments(config, layer_type, head_dim, interleaved), **options)
 
     def reset_parameters(self) -> None:
         """Sets learnable frequencies back to those that the options give."""
@@ -272,15 +276,8 @@ class Rotary(ScaledRotaryEncoding):
         return ", ".join(parts)
 
 
-def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
-    """``constant``, which modules keep on the CPU, where ``x`` is."""
-    if x.is_cpu and constant.is_cpu:  # quicker than to compare devices
-        return constant
-    return constant if constant.device == x.device else constant.to(x.device)
-
-
 def at_least_float(parameter: Tensor) -> Tensor:
-    """A half-width module keeps half-width parameters; the ops take them from float32 on."""
+    """``parameter`` as the ops take it, in float32 where the module is half-width."""
     return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
 
 

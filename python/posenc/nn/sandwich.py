@@ -10,12 +10,11 @@ class Sandwich(AdditiveEncoding):
     """Sandwich (arXiv 2212.10356): the inner products of sinusoidal embeddings, as a bias.
 
     Adds for the distance ``n = |i - j|`` and head h = 1 .. H
-    ``(sum over k = 1 .. dim/2 of cos(n / 10000 ** (2k/dim)) - dim/2) / (8h/H)``. Nothing to learn; angles and sums are
-    float64.
+    ``(sum over k = 1 .. dim/2 of cos(n / 10000 ** (2k/dim)) - dim/2) / (8h/H)``. It has no parameters; angles and
+    sums are float64.
 
-    Given positions are read, to see how long the table of distances must be: they break a compiled graph. The table
-    reaches as far as the largest distance of a query to a key in its row, masked keys included, which may be 2**24 tokens
-    at most.
+    Given positions are read to find the length of the table of distances, which breaks a compiled graph. The length is
+    the largest distance of a query to a key in its row, masked keys included, at most 2**24 tokens.
 
     Args:
         num_heads: H, the query heads.
@@ -45,7 +44,8 @@ class Sandwich(AdditiveEncoding):
         """The options."""
         return f"{self.num_heads}, dim={self.dim}"
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         table = _sandwich_table(
             self.inv_freq,
             self.num_heads,

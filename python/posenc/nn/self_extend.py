@@ -2,16 +2,17 @@ import torch
 from torch import Tensor
 
 from posenc import _C
+from posenc.nn.base import on_device_of
 from posenc.nn.piecewise import PiecewiseEncoding
-from posenc.nn.rotary import on_device_of
 
 _self_extend_qk = torch.ops.posenc._self_extend_qk.default
 
 
 class SelfExtend(PiecewiseEncoding):
-    """Self-Extend (arXiv 2401.01325, eq. 4): RoPE with distances in groups beyond a window, for texts longer than trained on.
+    """Self-Extend (arXiv 2401.01325, eq. 4): RoPE with distances in groups outside a window, for texts longer than
+    trained on.
 
-    The distance of query position i and key position j is ``i - j`` below a window W, and beyond it
+    The distance of query position i and key position j is ``i - j`` where that is below a window W, else
     ``floor(i/G) + W - W/G - floor(j/G)``, in groups of G tokens. W/G need not be whole. No training is needed.
 
     Queries and keys come unrotated, and a cache holds unrotated keys.

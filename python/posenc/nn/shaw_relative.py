@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,15 +14,16 @@ _relative_attention_logits = torch.ops.posenc._relative_attention_logits.default
 class ShawRelative(ScoreEncoding):
     """Relative position representations (Shaw et al., arXiv 1803.02155, eq. 3 and 4).
 
-    Learned vectors for each clipped distance ``r = R + clip(k_position - q_position, -R, R)``, added to keys and to values:
-    ``score(i, j) = q_i . (k_j + rel_k[r]) / sqrt(D)`` and ``out_i = sum over j of weight(i, j) (v_j + rel_v[r])``.
+    Learned vectors for each clipped distance ``r = R + clip(k_position - q_position, -R, R)``, added to keys and to
+    values: ``score(i, j) = q_i . (k_j + rel_k[r]) / sqrt(D)`` and ``out_i = sum over j of weight(i, j) (v_j +
+    rel_v[r])``.
 
-    Tables start uniform within ``sqrt(6 / (2R + 1 + D))``, Glorot's bound: the paper names no initialisation, the authors'
-    code in tensor2tensor takes this default of its library.
+    Tables start uniform within ``sqrt(6 / (2R + 1 + D))``, Glorot's bound. The paper names no initialisation; this is
+    the default that the authors' code in tensor2tensor uses.
 
     Args:
         head_dim: D, the width of a head.
-        max_distance: R, in tokens; distances beyond it share the last entries. The paper uses 16.
+        max_distance: R, in tokens; larger distances share the last entries. The paper uses 16.
         num_heads: H: tables per head. None: tables that all heads share, as in the paper.
         values: False: no ``rel_v``, relative positions act on the scores alone.
 
@@ -64,73 +67,17 @@ class ShawRelative(ScoreEncoding):
         for table in self.parameters():
             torch.nn.init.uniform_(table, -self._bound, self._bound)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention with relative positions; keyword arguments as in :func:`posenc.ops.relative_attention`."""
+    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+        """See :class:`ScoreEncoding`."""
         check_query("ShawRelative", query, self.head_dim, self.num_heads)
         if self.values:
             check_width("ShawRelative", "value", value, self.head_dim)
-        out, lse = _relative_attention(
-            query,
-            key,
-            value,
-            self.rel_k,
-            self.rel_v,
-            is_causal=is_causal,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            dropout_p=dropout_p,
-        )
-        return (out, lse) if return_lse else out
+        return _relative_attention(query, key, value, self.rel_k, self.rel_v, **call)
 
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-    ) -> Tensor:
-        """The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity.
-
-        ``softmax(logits) @ value``, plus the weights times ``rel_v`` where there is one, is :meth:`attend`.
-        """
+    def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
+        """See :class:`ScoreEncoding`. The weights also multiply ``rel_v``, where there is one, in :meth:`attend`."""
         check_query("ShawRelative", query, self.head_dim, self.num_heads)
-        return _relative_attention_logits(
-            query,
-            key,
-            self.rel_k,
-            is_causal=is_causal,
-            scale=scale,
-            key_mask=key_mask,
-            window=window,
-            segment_ids=segment_ids,
-            q_positions=q_positions,
-            k_positions=k_positions,
-        )
+        return _relative_attention_logits(query, key, self.rel_k, **call)
 
     def extra_repr(self) -> str:
         """The options."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
-from posenc.nn.rotary import on_device_of
+from posenc.nn.base import on_device_of
 
 _add_sinusoidal = torch.ops.posenc._add_sinusoidal.default
 
@@ -13,15 +13,15 @@ _add_sinusoidal = torch.ops.posenc._add_sinusoidal.default
 class Sinusoidal(AbsoluteEncoding):
     """Sinusoidal encoding (Attention Is All You Need, arXiv 1706.03762, section 3.5), added to embeddings.
 
-    ``PE[p, 2k] = sin(p * base ** (-2k/dim))`` and ``PE[p, 2k+1] = cos(the same)``; an odd ``dim`` lacks the last cosine.
+    ``PE[p, 2k] = sin(p * base ** (-2k/dim))`` and ``PE[p, 2k+1] = cos(the same)``; an odd ``dim`` has no last cosine.
     Angles are formed in float64, whatever the dtype of ``x``. There is nothing to learn and no limit to the length.
 
     Args:
         dim: Width of an embedding; may be odd.
         base: Base of the frequencies.
         layout: "interleaved", the paper's; "concatenated": all sines, then all cosines; "tensor2tensor": the same with
-            frequencies ``base ** (-k / (dim/2 - 1))``, as in that library, which leaves the last column of an odd ``dim``
-            alone.
+            frequencies ``base ** (-k / (dim/2 - 1))``, as in that library, which adds nothing to the last column of an
+            odd ``dim``.
 
     Shape:
         x (B, T, dim) or (T, dim) -> the same

@@ -10,15 +10,15 @@ _t5_table = torch.ops.posenc._t5_table.default
 class T5RelativeBias(AdditiveEncoding):
     """The learned biases of T5 (arXiv 1910.10683, section 2.1).
 
-    Adds ``weight[bucket(j - i), h]``, with buckets that widen with the distance, :func:`posenc.ops.t5_bucket`. T5 has one
-    such table for all layers: give them the same module. Cross-attention has none.
+    Adds ``weight[bucket(j - i), h]``, with buckets that widen with the distance, :func:`posenc.ops.t5_bucket`. T5 has
+    one such table for all layers: give all layers the same module. T5's cross-attention has none.
 
     Args:
         num_heads: H, the query heads.
         num_buckets: Rows of the table.
-        max_distance: Distance, in tokens, from which on one bucket holds all.
-        bidirectional: Tells keys before and after the query apart (T5's encoder). False: all keys after it share the
-            bucket of distance 0 (T5's decoder).
+        max_distance: In tokens: all larger distances share the last bucket.
+        bidirectional: Keys before and after the query have different buckets (T5's encoder). False: all keys after the
+            query share the bucket of distance 0 (T5's decoder).
         scale: What ``query . key`` is multiplied by where the call does not say: T5 does not scale. None: 1 / sqrt(D).
 
     Attributes:
@@ -73,7 +73,8 @@ class T5RelativeBias(AdditiveEncoding):
             f"bidirectional={self.bidirectional}, scale={self.scale}"
         )
 
-    def _terms(self, call: ScoreCall) -> ScoreTerms:
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``."""
         table = _t5_table(
             self.weight, call.query, call.key, max_distance=self.max_distance, bidirectional=self.bidirectional
         )

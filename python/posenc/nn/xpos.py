@@ -2,7 +2,8 @@ import torch
 from torch import Tensor
 
 from posenc import _C, ops
-from posenc.nn.rotary import RotaryEncoding, on_device_of
+from posenc.nn.base import on_device_of
+from posenc.nn.rotary import RotaryEncoding
 
 
 class XPos(RotaryEncoding):
@@ -10,15 +11,15 @@ class XPos(RotaryEncoding):
 
     Queries grow by ``zeta_k ** ((p - centre) / scale_base)`` and keys shrink by the same, with
     ``zeta_k = (2k/D + 0.4) / 1.4``, so the product of a query and a key ``n`` tokens before it carries
-    ``zeta_k ** (n / scale_base)``. Meant for causal attention. The centre is one fixed number, so that cached keys stay
-    consistent; any gives the same scores, one near the positions in use keeps the numbers small: float32 keys of pair 0
-    overflow some 36000 tokens from it, float16 ones some 4500.
+    ``zeta_k ** (n / scale_base)``. Meant for causal attention. The centre is a constant, so that cached keys stay
+    valid. Scores do not depend on it, but the size of the numbers does: choose it near the positions in use. Keys of
+    pair 0 overflow about 36000 tokens from it in float32, and about 4500 in float16.
 
     Args:
         head_dim: D, even.
         base: Base of the frequencies.
         scale_base: Tokens over which a pair decays by its zeta.
-        centre: Position, in tokens, at which nothing grows or shrinks.
+        centre: Position, in tokens, at which queries and keys are not scaled.
         interleaved: Pairs are (2k, 2k+1), as in the authors' code, instead of (k, k + D/2).
 
     Shape:

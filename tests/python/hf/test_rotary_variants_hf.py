@@ -1,6 +1,7 @@
 """MultimodalRotary and Rotary.from_hf against the rotary modules of transformers' own models, in tiny configurations."""
 
 import importlib
+import sys
 
 import pytest
 import torch
@@ -183,7 +184,9 @@ def test_models_with_another_order_of_axes_are_refused(model_type):
         MultimodalRotary.from_hf(config)
 
 
-def test_cohere_compass_has_sections_in_turns():
+def test_cohere_compass_has_sections_in_turns(monkeypatch):
+    """Without transformers, whose class refuses sections."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
     rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 1e4}
-    config = {"model_type": "cohere_compass", "hidden_size": 64, "num_attention_heads": 4, "rope_parameters": rope}
+    config = {"model_type": "cohere_compass_text", "head_dim": 16, "rope_parameters": rope}
     assert MultimodalRotary.from_hf(config).interleaved_sections

@@ -8,7 +8,7 @@ import torch
 
 from hf_configs import LAYERED_MODELS, MODELS, MULTIMODAL_MODELS, PHI3_LONG, PHI3_SHORT
 from posenc import scaling
-from posenc.hf_rope import multimodal_rotary_arguments, read_rope, rotary_arguments
+from posenc.hf import multimodal_rotary_arguments, read_rope, rotary_arguments
 from tolerances import assert_bits
 
 transformers = pytest.importorskip("transformers")
@@ -165,7 +165,8 @@ def test_head_dim_may_be_given_with_a_config():
 
 
 def read(rope, **outside):
-    model = {"model_type": "llama", "hidden_size": 1024, "num_attention_heads": 8, "max_position_embeddings": 8192}
+    """Without a model type, so that no class of transformers comes first."""
+    model = {"hidden_size": 1024, "num_attention_heads": 8, "max_position_embeddings": 8192}
     return read_rope({**model, "rope_scaling": rope, **outside})
 
 
@@ -346,12 +347,7 @@ def test_multimodal_arguments_need_sections():
 def test_first_llama_files_name_no_rope_key():
     published = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 2048}
     rope = read_rope(published)
-    assert (rope.head_dim, rope.rotary_dim, rope.base, rope.scaling, rope.interleaved) == (
-        128,
-        128,
-        10000.0,
-        None,
-        False,
-    )
+    found = (rope.head_dim, rope.rotary_dim, rope.base, rope.scaling, rope.interleaved)
+    assert found == (128, 128, 10000.0, None, False)
     with pytest.raises(ValueError, match="has no rotary embedding"):
         read_rope(published | {"model_type": "bert"})

@@ -1,15 +1,15 @@
-"""config.json files that leave keys out: read as transformers' configuration class of that model type fills them in."""
+"""config.json files that leave keys out: transformers fills them in; without it the file must have them."""
 
 import copy
 import functools
 import importlib
 import inspect
+import sys
 
 import pytest
 
 from posenc import scaling
-from posenc.hf_layered_defaults import LAYERED_DEFAULTS
-from posenc.hf_rope import read_rope
+from posenc.hf import read_rope
 from posenc.nn import Rotary
 from tolerances import assert_bits
 
@@ -89,10 +89,14 @@ def layer_types_of(config):
     return nested or [None]
 
 
+def vars_of(rope):
+    names = ("head_dim", "rotary_dim", "base", "scaling", "interleaved", "mrope_section", "mrope_interleaved")
+    return {name: getattr(rope, name) for name in names}
+
+
 def assert_same(source, config, layer_type):
-    ours, theirs = read_rope(source, layer_type), read_rope(config, layer_type)
-    for name in ("head_dim", "rotary_dim", "base", "scaling", "interleaved", "mrope_section", "mrope_interleaved"):
-        assert getattr(ours, name) == getattr(theirs, name), name
+    ours = read_rope(source, layer_type)
+    assert vars_of(ours) == vars_of(read_rope(config, layer_type))
     return ours
 
 
@@ -133,7 +137,8 @@ def readings(config, layer_type, *sources):
     return rope
 
 
-MODEL_TYPES = sorted(set(config_classes()) - OTHER_WIDTHS)
+# A file has the type of a model, or of a part that transformers registers as one.
+MODEL_TYPES = sorted((set(config_classes()) & set(CONFIG_MAPPING)) - OTHER_WIDTHS)
 
 
 def test_the_walk_finds_the_model_types():
@@ -182,7 +187,7 @@ def test_sizes_and_a_scaling_without_base(model_type):
     if config is None or rope_of(config) is None:
         return
     source = {"model_type": model_type, **keys}
-    if layer_types_of(config) == [None] and LAYERED_DEFAULTS.get(model_type):
+    if layer_types_of(config) == [None] and layer_types_of(cls()) != [None]:
         with pytest.raises(ValueError, match="has a rope dict for each layer type: expected rope_parameters"):
             read_rope(source)
         return
@@ -211,9 +216,7 @@ def test_composite_models_are_read_for_their_text(model_type):
             readings(text, layer_type, stripped, config)
 
 
-def test_a_composite_model_without_sizes_names_the_missing_keys():
-    with pytest.raises(ValueError, match="without hidden_size and num_attention_heads: give head_dim"):
-        read_rope({"model_type": "llava"})
+def test_sizes_may_stand_outside_the_text_part():
     flat = {"model_type": "qwen2_vl", "hidden_size": 1024, "num_attention_heads": 8}
     assert (read_rope(flat).base, read_rope(flat).head_dim) == (1e6, 128)
 
@@ -231,11 +234,8 @@ def test_gemma_3_as_published():
 
 def test_keys_of_the_file_go_before_the_defaults():
     assert read_rope({"model_type": "mixtral", "rope_theta": 5e5}).base == 5e5
-    for key in ("rotary_pct", "partial_rotary_factor"):
-        assert read_rope({"model_type": "gpt_neox", key: 0.5}).rotary_dim == 48
+    assert read_rope({"model_type": "gpt_neox", "rotary_pct": 0.5}).rotary_dim == 48
     assert read_rope({"model_type": "stablelm", "rope_pct": 0.5}).rotary_dim == 40
-    assert read_rope({"model_type": "gptj", "rotary_dim": None}).rotary_dim == 256
-    assert read_rope({"model_type": "qwen3", "head_dim": None}).head_dim == 128
     full = read_rope({"model_type": "gemma3_text", "rope_theta": 5e5}, "full_attention")
     assert full.base == 5e5
     nested = {"sliding_attention": {"rope_theta": 7.0}}
@@ -272,7 +272,7 @@ def test_values_of_another_kind_name_their_key():
 
 
 def test_a_layer_type_that_the_configuration_does_not_list():
-    config = {"model_type": "qwen3", "layer_types": ["full_attention"]}
+    config = {"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["full_attention"]}
     assert read_rope(config, "full_attention").base == 1e4
     with pytest.raises(ValueError, match=r"layer_types \['full_attention'\], but got 'nonsense'"):
         read_rope(config, "nonsense")
@@ -282,3 +282,78 @@ def test_a_layer_type_that_the_configuration_does_not_list():
 def test_a_list_of_parts_layer_by_layer_is_refused():
     with pytest.raises(ValueError, match="partial_rotary_factors, one for each layer, needs rope_parameters"):
         read_rope({"model_type": "step3p5", "partial_rotary_factors": [0.5, 1.0]})
+
+
+def test_what_transformers_refuses_is_refused_with_its_reason():
+    config = {"model_type": "llama", "rope_scaling": {"rope_type": "linear"}}
+    with pytest.raises(ValueError, match="from_hf: LlamaConfig of transformers refuses the configuration: .*'factor'"):
+        read_rope(config)
+
+
+@pytest.fixture
+def without_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+
+PHI = {
+    "model_type": "phi",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "head_dim": 64,
+    "rope_theta": 1e4,
+    "rope_scaling": None,
+    "partial_rotary_factor": 0.5,
+}
+LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "rope_theta": 5e5}
+
+
+@pytest.mark.parametrize("config", [PHI, LLAMA], ids=["phi", "llama"])
+def test_a_file_with_its_keys_reads_alike_without_transformers(config, monkeypatch):
+    expected = vars_of(read_rope(config))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert vars_of(read_rope(config)) == expected
+    assert vars_of(read_rope({"model_type": "a_composite", "text_config": config})) == expected
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "rope_scaling", "partial_rotary_factor", "head_dim"])
+def test_without_transformers_a_missing_key_is_named(without_transformers, key):
+    missing = {name: value for name, value in PHI.items() if name != key}
+    with pytest.raises(ValueError, match=f"'phi'.* lacks the key '{key}': add it, or install transformers"):
+        Rotary.from_hf(missing)
+
+
+def test_without_transformers_the_base_of_a_llama_is_needed(without_transformers):
+    with pytest.raises(ValueError, match="'llama'.* lacks the key 'rope_theta': add it, or install transformers"):
+        Rotary.from_hf({name: value for name, value in LLAMA.items() if name != "rope_theta"})
+    assert Rotary.from_hf(LLAMA | {"rope_parameters": {"rope_theta": 7.0}}).base == 7.0
+
+
+def test_without_transformers_a_file_as_transformers_saves_it_reads_alike(monkeypatch):
+    saved = [CONFIG_MAPPING[model_type]().to_dict() for model_type in ("phi", "qwen3", "glm")]
+    expected = [vars_of(read_rope(config)) for config in saved]
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert [vars_of(read_rope(config, head_dim=config.get("head_dim") or 64)) for config in saved] == expected
+
+
+def test_without_transformers_a_rope_dict_needs_nothing_else(without_transformers):
+    rope = Rotary.from_hf({"rope_type": "linear", "factor": 4.0}, head_dim=8)
+    assert (rope.base, rope.scaling) == (1e4, scaling.Linear(4))
+    no_type = {"hidden_size": 64, "num_attention_heads": 4, "rope_scaling": None}
+    assert read_rope(no_type).head_dim == 16
+
+
+def test_without_transformers_layers_that_differ_in_width_need_it_given(without_transformers):
+    rope = {"full_attention": {"rope_theta": 1e6, "partial_rotary_factor": 1.0}}
+    config = {"model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512, "rope_parameters": rope}
+    with pytest.raises(ValueError, match="differ in head_dim: give head_dim, or install transformers"):
+        read_rope(config, "full_attention")
+    assert read_rope(config, "full_attention", head_dim=512).head_dim == 512
+
+
+def test_without_transformers_one_rope_dict_does_not_stand_for_a_type_of_layer(without_transformers):
+    """Gemma 3's layers with sliding windows have another base, which its class knows."""
+    config = PHI | {"model_type": "gemma3_text", "partial_rotary_factor": 1.0}
+    with pytest.raises(ValueError, match="lacks the key 'rope_parameters': add it, or install transformers"):
+        read_rope(config, "sliding_attention")
+    assert read_rope(config | {"rope_local_base_freq": 7.0}, "sliding_attention").base == 7.0
+    assert read_rope(LLAMA, "full_attention").base == 5e5

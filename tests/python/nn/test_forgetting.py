@@ -30,13 +30,16 @@ def inputs(q_len, k_len, dtype=torch.float64):
 def test_facts_and_initial_parameters():
     fox, cable = nn.ForgettingBias(EMBED_DIM, HEADS), nn.ForgettingBias(EMBED_DIM, HEADS, kind="cable")
     for module in (fox, cable):
-        facts = (module.always_causal, module.takes_positions, module.needs_gate_key, module.needs_log_decay)
-        assert facts == (True, False, False, True)
+        assert (module.always_causal, module.takes_positions, module.needs_gate_key) == (True, False, False)
+        x = torch.randn(1, 3, EMBED_DIM)
+        state = module.token_state(x)
+        assert list(state) == ["log_decay"]
+        assert_bits(state["log_decay"], module(x))
         assert module.weight.shape == (HEADS, EMBED_DIM)
         assert 0 < module.weight.abs().max() <= 1 / math.sqrt(EMBED_DIM)
     assert_bits(fox.bias.detach(), torch.zeros(HEADS))
     assert cable.bias is None
-    assert not any(module.needs_log_decay for module in (nn.ALiBi(2), nn.CoPE(8, 4), nn.FIRE(2)))
+    assert not any(module.token_state(x) for module in (nn.ALiBi(2), nn.CoPE(8, 4), nn.FIRE(2)))
     torch.manual_seed(3)
     drawn = nn.ForgettingBias(EMBED_DIM, HEADS, kind="cable").weight
     torch.manual_seed(3)

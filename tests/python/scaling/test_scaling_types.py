@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import posenc
-from posenc import _C, hf_rope, positions, scaling
+from posenc import _C, positions, scaling
+from posenc.hf import rope as hf_rope
 from scaling_cases import CASES, IDS
 
 

@@ -7,6 +7,7 @@ import cases_absolute
 import cases_additive
 import cases_contextual
 import cases_rotary
+import posenc
 
 FAMILIES = {
     "rotary": cases_rotary.CASES,
@@ -15,3 +16,6 @@ FAMILIES = {
     "contextual": cases_contextual.CASES,
 }
 CASES = [case for family in FAMILIES.values() for case in family]
+
+BASES = {"AbsoluteEncoding", "AdditiveEncoding", "RotaryEncoding", "ScoreEncoding", "ScoreCall", "ScoreTerms"}
+ENCODINGS = set(posenc.nn.__all__) - BASES - {"Attention", "KVCache", "cpp"}

@@ -1,35 +1,10 @@
-"""The ops of posenc as functions of tensors. Each is one call of ``torch.ops.posenc.NAME``.
-
-The attention ops stand in :mod:`posenc.attention_ops`; what follows is about the rotary ones.
-
-Shapes: B batch, H query heads, G key heads, T tokens, D head width, R rotary width (R <= D), A position axes. Tensors to
-rotate are (B, H, T, D) with any strides (pass ``x.transpose(1, 2)`` of a (B, T, H, D) tensor as it is); outputs keep the
-order of the strides. dtypes: float32, float64, bfloat16, float16; arithmetic is float32 (float64 for float64), angles are
-formed and reduced in float64.
-
-Arguments that several of them share:
-    positions: Integer or floating positions in tokens, (T) or (B, T); over several axes (A, T) or (A, B, T). They may
-        repeat, be unsorted or negative. None: ``offset + arange(T)``, on every axis.
-    inv_freq: (R/2) frequencies in radians per token, float64 or float32. (A, R/2), or per head (A, H, R/2): the angle of a
-        pair is the sum over axes of position times frequency.
-    attention_scaling: Multiplies cos and sin (the magnitude of YaRN).
-    interleaved: Pairs are (2k, 2k+1) instead of (k, k + R/2).
-    inverse: Rotates by the negated angle (the transpose; ``attention_scaling`` still multiplies).
-    axes: For each of the R/2 frequencies, the position axis that turns its pair.
-    exact: False forms angles as ``position * inv_freq`` rounded to float32, as the tables of other libraries do.
-    offset: First position where ``positions`` is None: an int, or an int tensor (B).
-
-Raises: ValueError for shapes and values, TypeError for dtypes.
-"""
+"""Rotary ops; :mod:`posenc.ops` offers and explains them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-from posenc.attention_ops import attention, cope_attention, piecewise_attention, relative_attention
-from posenc.bias_ops import alibi_slopes, t5_bucket
 
 _ops = torch.ops.posenc
 _rotary = _ops.rotary.default
@@ -41,23 +16,6 @@ _apply_rotary_qk = _ops.apply_rotary_qk.default
 _apply_rotary_qk_ = _ops.apply_rotary_qk_.default
 _permute_rotary_weight = _ops.permute_rotary_weight.default
 
-__all__ = [
-    "alibi_slopes",
-    "t5_bucket",
-    "attention",
-    "cope_attention",
-    "piecewise_attention",
-    "relative_attention",
-    "apply_rotary",
-    "apply_rotary_qk",
-    "apply_rotary_qk_",
-    "permute_rotary_weight",
-    "rotary",
-    "rotary_qk",
-    "rotary_qk_",
-    "rotary_tables",
-]
-
 
 def changed_options(
     attention_scaling: float = 1.0,
@@ -66,7 +24,7 @@ def changed_options(
     axes: Sequence[int] | None = None,
     exact: bool = True,
 ) -> dict[str, Any]:
-    """Options of a rotary op that differ from its schema's defaults: each one passed costs a decoding step its share."""
+    """Options of a rotary op that differ from the defaults: each one passed takes time, which shows in decoding."""
     options: dict[str, Any] = {}
     if attention_scaling != 1.0:
         options["attention_scaling"] = attention_scaling
@@ -95,9 +53,9 @@ def rotary(
 ) -> Tensor:
     """Rotary position embedding (RoFormer, arXiv 2104.09864, eq. 14), table-free.
 
-    Each pair (a, b) of ``x`` becomes ``s * (a cos t - b sin t, b cos t + a sin t)`` with ``t = position * inv_freq[k]`` and
-    ``s = attention_scaling``. Columns R..D-1 pass through unchanged. Gradients to ``x``, and to ``inv_freq`` and floating
-    ``positions`` where asked.
+    Each pair (a, b) of ``x`` becomes ``s * (a cos t - b sin t, b cos t + a sin t)`` with ``t = position * inv_freq[k]``
+    and ``s = attention_scaling``. Columns R..D-1 pass through unchanged. Gradients to ``x``, and to ``inv_freq`` and
+    floating ``positions`` where asked.
 
     Shape:
         x (B, H, T, D) -> (B, H, T, D)
@@ -173,8 +131,8 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor]:
     """``attention_scaling * (cos, sin)`` of ``position * inv_freq``, for :func:`apply_rotary`.
 
-    ``length`` is T where ``positions`` is None. ``decay`` (R/2) multiplies both by ``exp(decay[k] * (position - centre))``,
-    as xPos needs. Gradients to ``inv_freq``, ``decay`` and floating ``positions``.
+    ``length`` is T where ``positions`` is None. ``decay`` (R/2) multiplies both by ``exp(decay[k] * (position -
+    centre))``, as xPos needs. Gradients to ``inv_freq``, ``decay`` and floating ``positions``.
 
     Shape:
         -> two of (T, R/2), (B, T, R/2), or with frequencies per head (B or 1, H, T, R/2)
@@ -234,12 +192,13 @@ def permute_rotary_weight(
     """Rows of a query or key projection, reordered from one pair layout of RoPE to the other.
 
     A model whose q and k projections (weights and biases) are both permuted attends in the new layout as it did in the
-    old one. ``to="half"`` reads interleaved rows (original Llama weights), ``to="interleaved"`` half ones (transformers).
+    old one. ``to="half"`` reads interleaved rows (original Llama weights), ``to="interleaved"`` half ones
+    (transformers).
 
     Args:
         weight: (num_heads * D, ..), or a bias (num_heads * D).
         num_heads: Heads in ``weight``: H for queries, G for keys.
         to: The layout to produce.
-        rotary_dim: R where only the first R columns of each head turn.
+        rotary_dim: R where only the first R columns of each head are rotated.
     """
     return _permute_rotary_weight(weight, num_heads, to, rotary_dim)

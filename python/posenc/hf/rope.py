@@ -1,13 +1,10 @@
-"""Rotary settings of Hugging Face transformers configurations.
-
-transformers itself is not needed: everything here reads attributes or dict entries.
-"""
+"""Rotary settings of Hugging Face transformers configurations; :mod:`posenc.hf` offers them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from posenc import _C
-from posenc.hf_config import Getter, class_defaults, getter, is_known, text_config
+from posenc.hf.config import Getter, default_of, getter, lacks, text_config
 
 RopeConfig = _C.scaling.RopeConfig
 
@@ -26,6 +23,10 @@ _CONFIG_KEYS = (
 )
 # Bases of sliding-attention layers in configurations from before rope dicts per layer type (Gemma 3, ModernBERT).
 _LOCAL_THETA_KEYS = ("rope_local_base_freq", "local_rope_theta")
+_THETA_KEYS = ("rope_theta", "global_rope_theta", "rotary_emb_base")
+_PART_KEYS = ("partial_rotary_factor", "rotary_pct", "rope_pct")
+# Sections that a model has but that its class does not write into the rope dict.
+_UNWRITTEN_SECTIONS = {"ernie4_5_vl_moe_text": [22, 22, 20]}
 
 
 def rotary_arguments(
@@ -45,7 +46,7 @@ def rotary_arguments(
         TypeError: A value of the wrong kind.
 
     Example:
-        >>> posenc.hf_rope.rotary_arguments({"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}, head_dim=64)
+        >>> posenc.hf.rotary_arguments({"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}, head_dim=64)
         {'head_dim': 64, 'rotary_dim': 64, 'base': 1000000.0, 'interleaved': False, 'scaling': Linear(factor=4)}
     """
     rope = read_rope(config, layer_type, head_dim, interleaved)
@@ -72,7 +73,7 @@ def multimodal_rotary_arguments(
 
     Example:
         >>> rope = {"type": "mrope", "mrope_section": [1, 1, 2]}
-        >>> arguments = posenc.hf_rope.multimodal_rotary_arguments(rope, head_dim=8)
+        >>> arguments = posenc.hf.multimodal_rotary_arguments(rope, head_dim=8)
         >>> arguments["sections"], arguments["interleaved_sections"]
         ([1, 1, 2], False)
     """
@@ -101,8 +102,10 @@ def read_rope(
     configuration's `original_max_position_embeddings` before the dict's (not for dicts per layer type). As in
     transformers, `truncate` has no effect in dicts per layer type.
 
-    A key that config.json leaves out has the default of the configuration's class in transformers 5.24, by `model_type`.
-    An unknown model type has base 10000, whole heads and width hidden_size / num_attention_heads.
+    A config.json leaves out what its class in transformers fills in, by `model_type`, so transformers reads it where it
+    is installed. Where it is not, the file must have the keys. Without a class (no `model_type`, or one that
+    transformers does not know) the base is 10000, heads rotate whole, and their width is hidden_size /
+    num_attention_heads.
 
     The pair layout is not part of the dict: it follows `model_type` and `rope_interleave`, or `interleaved`.
 
@@ -110,7 +113,7 @@ def read_rope(
 
     Example:
         >>> config = {"rope_theta": 1e6, "hidden_size": 4096, "num_attention_heads": 32, "model_type": "llama"}
-        >>> posenc.hf_rope.read_rope(config).base
+        >>> posenc.hf.read_rope(config).base
         1000000.0
     """
     if not isinstance(config, Mapping) and not any(hasattr(config, key) for key in _CONFIG_KEYS):
@@ -124,14 +127,21 @@ def read_rope(
             raise ValueError("from_hf: a rope dict does not say how wide a head is: give head_dim")
         get = getter({})
     else:
-        config = text_config(config)
+        given, config = config, text_config(_checked(config))
         get = getter(config)
         rope, nested = _choose(_all_rope_parameters(config, get), layer_type)
+        if isinstance(given, Mapping):
+            _check_given(given, config, nested)
         _check_layer_type(get, layer_type, nested)
         head_dim = head_dim or _head_dim(config, get, layer_type)
+        _require(config, "rope_theta", rope.get("rope_theta"), get(*_THETA_KEYS))
+        if layer_type is not None and not nested:
+            _require(config, "rope_parameters", get("rope_parameters"))
+        if not get("rope_parameters"):  # which transformers saves with the part in it, where the class has one
+            _require(config, "partial_rotary_factor", rope.get("partial_rotary_factor"), get(*_PART_KEYS, "rotary_dim"))
     if nested:
         rope = {key: value for key, value in rope.items() if key != "truncate"}
-    if sections := class_defaults(get("model_type")).get("mrope_section"):
+    if sections := _UNWRITTEN_SECTIONS.get(get("model_type")):
         rope = {"mrope_section": sections, **rope}
     if interleaved is None:
         interleaved = get("rope_interleave")
@@ -141,11 +151,28 @@ def read_rope(
         max_position_embeddings=_number(get, "max_position_embeddings"),
         original_max_position_embeddings=None if nested else _number(get, "original_max_position_embeddings"),
         rope_theta=_number(get, "rope_theta", "rotary_emb_base"),
-        partial_rotary_factor=_number(get, "partial_rotary_factor", "rotary_pct", "rope_pct"),
+        partial_rotary_factor=_number(get, *_PART_KEYS),
         rotary_dim=_number(get, "rotary_dim"),
         model_type=get("model_type") or "",
         interleaved=interleaved,
     )
+
+
+def _require(config: Any, key: str, *values: Any) -> None:
+    """Raises where none of ``values`` is there and transformers, which would fill ``key`` in, is not installed."""
+    if all(value is None for value in values) and lacks(config, key):
+        raise ValueError(
+            f"from_hf: the configuration (model_type {config['model_type']!r}) lacks the key {key!r}: add it, or install "
+            "transformers, whose class for this model type fills it in"
+        )
+
+
+def _checked(config: Any) -> Any:
+    """``config``; raises where a number of a dict is none, before transformers raises in its own words."""
+    if isinstance(config, Mapping):
+        for key in (*_CONFIG_KEYS[4:], *_THETA_KEYS, *_PART_KEYS, "head_dim", "rotary_dim", "max_position_embeddings"):
+            _number(config.get, key)
+    return config
 
 
 def _is_number(value: Any) -> bool:
@@ -173,23 +200,18 @@ def _all_rope_parameters(config: Any, get: Getter) -> Mapping[str, Any]:
     model_type = get("model_type")
     if get("alibi"):
         raise ValueError(f"from_hf: the configuration (model_type {model_type!r}) has alibi, no rotary embedding")
-    if isinstance(config, Mapping) and config.get("partial_rotary_factors") and not config.get("rope_parameters"):
-        raise ValueError(
-            "from_hf: partial_rotary_factors, one for each layer, needs rope_parameters by layer type beside it"
-        )
-    defaults = class_defaults(model_type) if isinstance(config, Mapping) else {}
-    if _is_nested(defaults.get("rope_parameters", {})):
-        return _completed(config.get("rope_scaling") or config.get("rope_parameters") or {}, defaults, get)
     rope = get("rope_scaling") or get("rope_parameters")
-    local_theta = get(*_LOCAL_THETA_KEYS)
-    theta = get("rope_theta", "global_rope_theta", "rotary_emb_base")
+    theta, local_theta = get(*_THETA_KEYS), get(*_LOCAL_THETA_KEYS)
+    # The files of plain RoPE have rope_scaling, but null.
+    named = isinstance(config, Mapping) and ("rope_scaling" in config or "rope_parameters" in config)
+    if not named:
+        _require(config, "rope_scaling", rope)
     if local_theta is not None and not _is_nested(rope or {}):
         # Gemma 3's scaling is for the layers of full attention; ModernBERT has none.
         full = {**(rope or {}), **({} if theta is None else {"rope_theta": theta})}
         return {"full_attention": full, "sliding_attention": {"rope_theta": local_theta}}
-    # rope_scaling is null in the files of plain RoPE; files of models with rotary embeddings may name nothing at all.
-    named = isinstance(config, Mapping) and ("rope_scaling" in config or is_known(model_type))
     if rope is None and theta is None and get("rotary_dim") is None and not named:
+        _require(config, "rope_theta")
         raise ValueError(
             f"from_hf: the configuration (model_type {model_type!r}) has no rotary embedding: neither "
             "rope_parameters, rope_scaling, rope_theta nor rotary_dim"
@@ -197,26 +219,17 @@ def _all_rope_parameters(config: Any, get: Getter) -> Mapping[str, Any]:
     return rope or {}
 
 
-def _completed(given: Mapping[str, Any], defaults: Mapping[str, Any], get: Getter) -> Mapping[str, Any]:
-    """Returns one rope dict for each layer type, from what a file gives and its class has as defaults."""
-    per_type, scaled = defaults["rope_parameters"], defaults.get("scaled_layers", ())
-    if given and not _is_nested(given):
-        if not scaled:
-            raise ValueError(
-                f"from_hf: model_type {get('model_type')!r} has a rope dict for each layer type: expected "
-                f"rope_parameters with the keys {list(per_type)}, but got a single dict with {list(given)}"
-            )
-        given = {layer_type: given for layer_type in scaled}
-    completed = {**per_type, **given}
-    for layer_type, rope in completed.items():
-        if not rope or layer_type not in per_type:
-            continue
-        own = dict(per_type[layer_type] or {}) if layer_type not in given else {}
-        theta = _number(get, defaults.get("theta_keys", {}).get(layer_type, ""))
-        if theta is None:
-            theta = (per_type[layer_type] or {}).get("rope_theta")
-        completed[layer_type] = {**own, **({} if theta is None else {"rope_theta": theta}), **given.get(layer_type, {})}
-    return completed
+def _check_given(given: Mapping[str, Any], config: Any, nested: bool) -> None:
+    """Raises where a dict has one rope dict, or one list, for layers that its class tells apart."""
+    if given.get("partial_rotary_factors") and not given.get("rope_parameters"):
+        raise ValueError("from_hf: partial_rotary_factors, one for each layer, needs rope_parameters by layer type too")
+    default = None if nested else default_of(getattr(config, "model_type", None))
+    per_type = getattr(default, "rope_parameters", None) or {}
+    if _is_nested(per_type):
+        raise ValueError(
+            f"from_hf: model_type {config.model_type!r} has a rope dict for each layer type: expected rope_parameters "
+            f"with the keys {list(per_type)}, but got a single dict"
+        )
 
 
 def _check_layer_type(get: Getter, layer_type: str | None, nested: bool) -> None:
@@ -251,7 +264,11 @@ def _choose(rope: Mapping[str, Any], layer_type: str | None) -> tuple[Mapping[st
 
 
 def _head_dim(config: Any, get: Getter, layer_type: str | None) -> int:
-    width = _own_head_dim(config, get, layer_type) if layer_type is not None else None
+    if isinstance(config, Mapping) and (get("global_head_dim") or get("per_layer_config")):
+        raise ValueError(
+            "from_hf: the configuration has layers that differ in head_dim: give head_dim, or install transformers"
+        )
+    width = _own_head_dim(config, layer_type) if layer_type is not None else None
     if width is None:
         width = _number(get, "head_dim")
     if width is None:
@@ -264,27 +281,16 @@ def _head_dim(config: Any, get: Getter, layer_type: str | None) -> int:
         raise ValueError(
             f"from_hf: the configuration does not say how wide a head is, without {' and '.join(missing)}: give head_dim"
         )
-    return hidden * class_defaults(get("model_type")).get("heads_span", 1) // heads
+    _require(config, "head_dim")
+    return hidden // heads
 
 
-def _own_head_dim(config: Any, get: Getter, layer_type: str) -> int | None:
+def _own_head_dim(config: Any, layer_type: str) -> int | None:
     """Returns the head width of one layer type, where layer types differ in it (Gemma 4)."""
-    if not isinstance(config, Mapping):
-        if not getattr(config, "is_heterogeneous", False):
-            return None
-        layers = [config.per_layer_config[i] for i, kind in enumerate(config.layer_types) if kind == layer_type]
-        widths = {getattr(layer, "head_dim", None) for layer in layers}
-        if len(widths) > 1:
-            raise ValueError(f"from_hf: layers of type {layer_type!r} differ in head_dim: give head_dim")
-        return next(iter(widths), None)
-    per_layer = config.get("per_layer_config")
-    if layer_type == "full_attention" and (per_layer is None or config.get("global_head_dim")):
-        return _number(get, "global_head_dim")
-    per_layer = per_layer or {}
-    if layer_type in per_layer:
-        return per_layer[layer_type].get("head_dim")
-    layer_types = config.get("layer_types") or []
-    for index, own in per_layer.items():
-        if str(index).isdigit() and int(index) < len(layer_types) and layer_types[int(index)] == layer_type:
-            return own.get("head_dim")
-    return None
+    if not getattr(config, "is_heterogeneous", False):
+        return None
+    layers = [config.per_layer_config[i] for i, kind in enumerate(config.layer_types) if kind == layer_type]
+    widths = {getattr(layer, "head_dim", None) for layer in layers}
+    if len(widths) > 1:
+        raise ValueError(f"from_hf: layers of type {layer_type!r} differ in head_dim: give head_dim")
+    return next(iter(widths), None)

@@ -1,4 +1,4 @@
-"""Numbers that additive score encodings are made of; :mod:`posenc.ops` shows them."""
+"""Numbers that additive score encodings are made of; :mod:`posenc.ops` offers them."""
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ def alibi_slopes(
 ) -> Tensor:
     """The slopes of ALiBi (arXiv 2108.12409, section 3) for all query heads of a model.
 
-    ``2 ** (-8h/H)`` for h = 1 .. H where H is a power of two; else those of the next lower power of two, followed by every
-    other one of twice that power. Not monotone, and in the order of heads: under tensor parallelism each rank takes its
-    share of this list. Computed in float64 and rounded once.
+    ``2 ** (-8h/H)`` for h = 1 .. H where H is a power of two; else those of the next lower power of two, followed by
+    every other one of twice that power. Not monotone, and in the order of heads: under tensor parallelism each rank
+    takes its share of this list. Computed in float64 and rounded once.
 
     Args:
         num_heads: H, of the whole model.
@@ -40,15 +40,16 @@ def t5_bucket(
 ) -> Tensor:
     """The buckets of T5 (arXiv 1910.10683, section 2.1) for ``relative_position = key - query``.
 
-    One bucket stands for each distance below half of the buckets, then they widen in proportion to the distance up to
-    ``max_distance``, and the last one holds all that lies beyond. Found by integer comparison, so alike on all devices.
+    Each distance below half of the number of buckets has a bucket of its own. Then buckets widen in proportion to the
+    distance, up to ``max_distance``; the last one holds all larger distances. Computed by integer comparison, so equal
+    on all devices.
 
     Args:
         relative_position: In tokens; any integer type and shape.
-        num_buckets: In all; even where ``bidirectional``.
+        num_buckets: How many there are; even where ``bidirectional``.
         max_distance: In tokens.
         bidirectional: Keys before the query have the lower half of the buckets, keys after it the upper half (T5's
-            encoder). False: all keys after it share bucket 0 with distance 0 (T5's decoder).
+            encoder). False: all keys after the query share bucket 0 with distance 0 (T5's decoder).
 
     Shape:
         any -> the same, int64
