@@ -8,7 +8,7 @@ from posenc.nn.heads import check_query, check_width
 from posenc.nn.score import ScoreEncoding
 
 _cope_attention = torch.ops.posenc.cope_attention.default
-_cope_attention_logits = torch.ops.posenc._cope_attention_logits.default
+_attention_logits = torch.ops.posenc._attention_logits.default
 _cope_position_logits = torch.ops.posenc._cope_position_logits.default
 
 
@@ -124,7 +124,8 @@ class CoPE(ScoreEncoding):
 
     def logits_op(self, query: Tensor, key: Tensor, *, gate_key: Tensor | None = None, **call: Any) -> Tensor:
         """See :class:`ScoreEncoding`. ``gate_key`` holds the values with ``gate="value"``."""
-        return _cope_attention_logits(query, key, self.pos_emb, **self._with_gates(query, gate_key, call))
+        gates = self._with_gates(query, gate_key, call)
+        return _attention_logits(query, key, pos_emb=self.pos_emb, is_causal=True, **gates)
 
     def _with_gates(self, query: Tensor, gate_key: Tensor | None, call: dict[str, Any]) -> dict[str, Any]:
         """``call`` with what makes the gates."""

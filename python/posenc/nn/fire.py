@@ -6,8 +6,8 @@ from torch import Tensor
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
 
-_fire_attention = torch.ops.posenc._fire_attention.default
-_fire_bias = torch.ops.posenc._fire_bias.default
+_attention_logits = torch.ops.posenc._attention_logits.default
+_fire_terms = torch.ops.posenc._fire_terms.default
 
 
 class FIRE(AdditiveEncoding):
@@ -89,18 +89,20 @@ class FIRE(AdditiveEncoding):
         first, last = self._layers()
         return self.c, self.threshold, first.weight, first.bias, last.weight, last.bias
 
-    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
-        """See :class:`ScoreEncoding`; the bias is part of the op."""
-        return _fire_attention(query, key, value, *self._parameters_of_op(), self.eps, **call)
-
-    def terms(self, call: ScoreCall) -> ScoreTerms:
-        """What is added to the scores of ``call``."""
-        bias = _fire_bias(
+    def _with_terms(self, query: Tensor, key: Tensor, call: dict[str, Any]) -> dict[str, Any]:
+        rate, norm, knots, offset, slope = _fire_terms(
             *self._parameters_of_op(),
             self.eps,
-            call.query,
-            call.key,
-            q_positions=call.q_positions,
-            k_positions=call.k_positions,
+            query,
+            key,
+            q_positions=call.get("q_positions"),
+            k_positions=call.get("k_positions"),
         )
-        return ScoreTerms(bias=bias)
+        terms = {"fire_rate": rate, "fire_norm": norm, "fire_knots": knots, "fire_offset": offset, "fire_slope": slope}
+        return call | terms
+
+    def terms(self, call: ScoreCall) -> ScoreTerms:
+        """What is added to the scores of ``call``, materialised; :meth:`attend` holds no such tensor."""
+        query, key = torch.zeros_like(call.query), torch.zeros_like(call.key)
+        positions = {"q_positions": call.q_positions, "k_positions": call.k_positions}
+        return ScoreTerms(bias=_attention_logits(query, key, **self._with_terms(query, key, positions)))

@@ -6,7 +6,7 @@ from torch import Tensor
 from posenc.nn.score import ScoreEncoding
 
 _piecewise_attention = torch.ops.posenc.piecewise_attention.default
-_piecewise_attention_logits = torch.ops.posenc._piecewise_attention_logits.default
+_attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class PiecewiseEncoding(ScoreEncoding):
@@ -42,5 +42,6 @@ class PiecewiseEncoding(ScoreEncoding):
 
     def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
         """See :class:`ScoreEncoding`."""
-        sides = self.sides(query, key, call.get("q_positions"), call.get("k_positions"))
-        return _piecewise_attention_logits(*sides, self.threshold, **call)
+        near_q, near_k, far_q, far_k = self.sides(query, key, call.get("q_positions"), call.get("k_positions"))
+        far = {"q_far": far_q, "k_far": far_k, "threshold": self.threshold}
+        return _attention_logits(near_q, near_k, **far, **({"is_causal": self.is_causal_by_default} | call))

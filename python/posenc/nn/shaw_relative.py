@@ -8,7 +8,7 @@ from posenc.nn.heads import check_query, check_width
 from posenc.nn.score import ScoreEncoding
 
 _relative_attention = torch.ops.posenc.relative_attention.default
-_relative_attention_logits = torch.ops.posenc._relative_attention_logits.default
+_attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class ShawRelative(ScoreEncoding):
@@ -77,7 +77,7 @@ class ShawRelative(ScoreEncoding):
     def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
         """See :class:`ScoreEncoding`. The weights also multiply ``rel_v``, where there is one, in :meth:`attend`."""
         check_query("ShawRelative", query, self.head_dim, self.num_heads)
-        return _relative_attention_logits(query, key, self.rel_k, **call)
+        return _attention_logits(query, key, rel_k=self.rel_k, **call)
 
     def extra_repr(self) -> str:
         """The options."""

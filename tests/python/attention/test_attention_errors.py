@@ -47,7 +47,7 @@ SHARED = [
     (
         {"segment_ids": torch.ones(2, 5).long(), "q": r(2, 4, 6, 8)},
         ValueError,
-        "at most as many queries as keys beside segment_ids",
+        "at most as many queries as keys with segment_ids",
     ),
 ]
 POSITIONS = [
@@ -69,11 +69,11 @@ BY_OP = {
             ValueError,
             "expected log_decay of shape (2, 4, 5), but got [4, 5]",
         ),
-        ({"log_decay": r(2, 4, 5)}, ValueError, "expected is_causal=True beside log_decay"),
+        ({"log_decay": r(2, 4, 5)}, ValueError, "expected is_causal=True with log_decay"),
         (
             {"log_decay": r(2, 4, 5), "is_causal": True, "q_positions": torch.arange(5)},
             ValueError,
-            "expected neither q_positions nor k_positions beside log_decay",
+            "expected neither q_positions nor k_positions with log_decay",
         ),
         ({"distance_bias": r(4, 4)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [4, 4]"),
         ({"distance_bias": r(2, 5)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [2, 5]"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import posenc
 from attention_cases import CASES, ONE_OF_EACH, finite
@@ -10,20 +11,22 @@ from tolerances import assert_bits
 
 one_of_each = pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
 
-RULES = (
-    "float? scale=None, Tensor? key_mask=None, int? window=None, Tensor? segment_ids=None, Tensor? q_positions=None,"
-    " Tensor? k_positions=None"
+TERMS = (
+    "Tensor? gate_key=None, Tensor? gate_bias=None, Tensor? alibi_slopes=None, Tensor? distance_bias=None,"
+    " Tensor? bias=None, Tensor? log_decay=None, Tensor? key_mask=None, Tensor? segment_ids=None,"
+    " Tensor? q_positions=None, Tensor? k_positions=None, float? scale=None, int? window=None,"
+    " bool scale_position_logits=False, float dropout_p=0."
 )
 SCHEMAS = {
-    "attention": f"Tensor query, Tensor key, Tensor value, *, bool is_causal=False, {RULES}, Tensor? alibi_slopes=None,"
-    " Tensor? distance_bias=None, Tensor? bias=None, Tensor? log_decay=None, float dropout_p=0.",
+    "attention": "Tensor query, Tensor key, Tensor value, *, bool is_causal=False, Tensor? q_far=None,"
+    f" Tensor? k_far=None, Tensor? rel_k=None, Tensor? rel_v=None, Tensor? pos_emb=None, {TERMS}, int threshold=0,"
+    " Tensor? fire_rate=None, Tensor? fire_norm=None, Tensor? fire_offset=None, Tensor? fire_slope=None,"
+    " Tensor? fire_knots=None",
     "relative_attention": "Tensor query, Tensor key, Tensor value, Tensor rel_k, Tensor? rel_v=None, *,"
-    f" bool is_causal=False, {RULES}, float dropout_p=0.",
-    "cope_attention": "Tensor query, Tensor key, Tensor value, Tensor pos_emb, *, Tensor? gate_key=None,"
-    " Tensor? gate_bias=None, float? scale=None, bool scale_position_logits=False, Tensor? key_mask=None,"
-    " int? window=None, Tensor? segment_ids=None, float dropout_p=0.",
+    f" bool is_causal=False, {TERMS}",
+    "cope_attention": f"Tensor query, Tensor key, Tensor value, Tensor pos_emb, *, {TERMS}",
     "piecewise_attention": "Tensor q_near, Tensor k_near, Tensor q_far, Tensor k_far, Tensor value, int threshold, *,"
-    f" bool is_causal=True, {RULES}, float dropout_p=0.",
+    f" bool is_causal=True, {TERMS}",
 }
 
 
@@ -197,7 +200,6 @@ def test_saved_for_backward_is_inputs_out_and_lse():
 def test_scores_for_inspection_are_not_autocast():
     for case in ONE_OF_EACH:
         tensors = {name: x for name, x in case.tensors(torch.float32).items() if name not in ("value", "rel_v")}
-        op = getattr(torch.ops.posenc, f"_{case.op}_logits")
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            scores = op(**tensors, **case.options)
-        assert_bits(scores, op(**tensors, **case.options))
+            scores = case.logits(tensors)
+        assert_bits(scores, case.logits(tensors))

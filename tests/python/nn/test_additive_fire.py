@@ -1,4 +1,4 @@
-"""FIRE's attention by blocks of queries: it equals attention with the whole bias, in less memory."""
+"""FIRE's attention, a piecewise linear term: it equals attention with the bias of the MLP, in less memory."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from posenc.nn import FIRE
 from processes import python
 from tolerances import assert_bits, assert_near
 
-# Long enough for blocks of unequal length.
+# More than five tiles, the last one cut.
 LENGTH = 530
 SEGMENTS = (torch.arange(LENGTH) // 97).expand(2, -1)
 RESTARTED = torch.arange(LENGTH) % 97
@@ -40,15 +40,16 @@ def operands(dtype=torch.float64, q_len=512, k_len=LENGTH):
 
 
 def whole(module, q, k, v, **call):
-    """The bias materialised, through the op that takes any."""
-    bias = torch.ops.posenc._fire_bias(
-        *module._parameters_of_op(),
-        module.eps,
-        q,
-        k,
-        q_positions=call.get("q_positions"),
-        k_positions=call.get("k_positions"),
-    )
+    """The bias by the MLP itself (arXiv 2310.04418, eq. 7 and 8), materialised, through the op that takes any."""
+    q_len, k_len = q.shape[2], k.shape[2]
+    i = call.get("q_positions", torch.arange(k_len - q_len, k_len)).unsqueeze(-1).to(module.c)
+    j = call.get("k_positions", torch.arange(k_len)).unsqueeze(-2).to(module.c)
+
+    def psi(x):
+        return torch.log1p((module.c * x).abs())
+
+    x = psi((i - j).abs()) / (psi(torch.maximum(module.threshold.abs(), i)) + module.eps)
+    bias = module.mlp(x.unsqueeze(-1)).movedim(-1, -3)
     return posenc.ops.attention(q, k, v, bias=bias, return_lse=True, **call)
 
 
@@ -57,7 +58,7 @@ def gradients(results, inputs, grads):
 
 
 @every_call
-def test_blocks_equal_the_whole(call):
+def test_the_term_equals_the_materialised_mlp(call):
     module, (q, k, v) = build(), operands()
     results, expected = module.attend(q, k, v, return_lse=True, **CALLS[call]), whole(module, q, k, v, **CALLS[call])
     grads = [torch.randn_like(y) for y in expected]
@@ -68,7 +69,7 @@ def test_blocks_equal_the_whole(call):
         torch.testing.assert_close(ours, e, rtol=1e-9, atol=1e-9)
 
 
-def test_second_derivatives_across_blocks():
+def test_second_derivatives_equal_those_of_the_mlp():
     module, (q, k, v) = build(), operands(q_len=300)
     wanted = [q, k, *module.parameters()]
     weight = torch.randn(2, 2, 300, 4, dtype=torch.float64)
@@ -85,7 +86,7 @@ def test_second_derivatives_across_blocks():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_width_gradients_are_rounded_once(dtype):
-    """Sums over blocks are float32, however many blocks there are."""
+    """Sums over tiles are float32, however many tiles there are."""
     module, inputs = build(torch.float32), operands(dtype)
     wide = [x.detach().double().requires_grad_() for x in inputs]
     module64 = build().requires_grad_()

@@ -94,8 +94,13 @@ class TestFunctions:
 def test_opcheck_of_fire(call):
     module = build("fire")
     inputs = [x.requires_grad_() for x in operands()]
-    arguments = (*inputs, *module.double()._parameters_of_op(), module.eps)
-    torch.library.opcheck(torch.ops.posenc._fire_attention.default, arguments, call)
+    q, k, v = inputs
+    terms = {name: x.detach() for name, x in module.double()._with_terms(q, k, {}).items()}
+    for name, x in terms.items():
+        x.requires_grad_(name != "fire_knots")
+    torch.library.opcheck(torch.ops.posenc.attention.default, (q, k, v), terms | call)
+    arguments = (*module._parameters_of_op(), module.eps, q, k)
+    torch.library.opcheck(torch.ops.posenc._fire_terms.default, arguments)
 
 
 def test_default_dtype_and_device_do_not_reach_the_numbers():

@@ -313,34 +313,42 @@ def test_a_gate_of_nan_reaches_the_queries_that_count_it(queries):
     torch.autograd.grad(out.sum(), leaves)
 
 
-def test_a_state_of_another_call_is_never_read_beside_the_table():
+def cope_backward(q, k, v, table, residuals):
+    """Gradients of q, k, v and table by the op behind autograd."""
+    op = torch.ops.posenc._attention_backward
+    names = [r.name.removeprefix("grad_") for r in op.default._schema.returns]
+    wanted = [name in ("query", "key", "value", "pos_emb") for name in names]
+    results = op(torch.ones_like(residuals[0]), None, *residuals, wanted, q, k, v, pos_emb=table, is_causal=True)
+    assert [x is not None for x in results] == wanted
+    return [x for x in results if x is not None]
+
+
+def test_counts_of_another_call_never_lead_beyond_the_table():
     q, k, v = torch.randn(3, 1, 1, 40, 8)
     table = torch.randn(1, 8, 5)
-    ops = torch.ops.posenc
-    out, lse, seed, (largest, total, *bands) = ops._cope_attention_forward(q, k, v, table)
+    *residuals, counts = torch.ops.posenc._attention_forward(q, k, v, pos_emb=table, is_causal=True)
     for number in (-(2**30), -1, 3, 2**30):
-        state = [largest, total, *(torch.full_like(x, number) for x in bands)]
-        arguments = (torch.ones_like(out), None, out, lse, seed, state, [0, 1, 2, 7], q, k, v, table)
-        assert [x.shape for x in ops._cope_attention_backward(*arguments)] == [q.shape, k.shape, v.shape, table.shape]
+        gradients = cope_backward(q, k, v, table, [*residuals, torch.full_like(counts, number)])
+        assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape, table.shape]
 
 
-def test_a_state_of_another_form_is_refused_or_read_as_it_lies():
+def test_residuals_of_another_form_are_refused_or_read_as_they_lie():
     q, k, v = torch.randn(3, 1, 2, 40, 8)
     table = torch.randn(1, 8, 5)
-    ops = torch.ops.posenc
-    out, lse, seed, state = ops._cope_attention_forward(q, k, v, table)
+    out, lse, seed, *state = torch.ops.posenc._attention_forward(q, k, v, pos_emb=table, is_causal=True)
 
     def gradients(state):
-        return ops._cope_attention_backward(
-            torch.ones_like(out), None, out, lse, seed, state, [0, 1, 2, 7], q, k, v, table
-        )
+        return cope_backward(q, k, v, table, [out, lse, seed, *state])
 
     strided = gradients([x.mT.contiguous().mT for x in state])
     for actual, expected in zip(strided, gradients(state), strict=True):
         assert_bits(actual, expected)
-    for wrong in (state[:1], state[:2], [x[:, :, 1:] for x in state]):
-        with pytest.raises(ValueError, match=r"cope_attention: expected the state .*, 5 tensors of shape \[1, 2, 40\]"):
-            gradients(wrong)
+    for i, name in enumerate(("largest", "total", "counts")):
+        for wrong in (state[i][..., 1:], state[i].to(torch.float64)):
+            with pytest.raises(
+                ValueError, match=f"cope_attention: expected {name} that the forward pass left, .*40.*but got"
+            ):
+                gradients([*state[:i], wrong, *state[i + 1 :]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -44,7 +44,9 @@ def test_second_derivatives_under_a_low_bias_are_finite_and_right():
     (of_bias,) = torch.autograd.grad(out[..., 0].pow(2).sum(), bias, create_graph=True)
     (second,) = torch.autograd.grad(of_bias.pow(2).sum(), bias)
     shifted = (bias.detach() + 1e9).requires_grad_()
-    (expected,) = torch.autograd.grad(ops.attention(q, k, v, bias=shifted)[..., 0].pow(2).sum(), shifted, create_graph=True)
+    (expected,) = torch.autograd.grad(
+        ops.attention(q, k, v, bias=shifted)[..., 0].pow(2).sum(), shifted, create_graph=True
+    )
     (expected,) = torch.autograd.grad(expected.pow(2).sum(), shifted)
     assert_near(second, expected, scale=1e6)
 
@@ -103,7 +105,9 @@ def test_options_of_a_term_without_the_term_are_refused():
     op = torch.ops.posenc.attention
     with pytest.raises(ValueError, match="expected q_far and k_far where one of them or threshold is given"):
         op(x, x, x, threshold=3)
-    with pytest.raises(ValueError, match="expected pos_emb where gate_key, gate_bias or scale_position_logits is given"):
+    with pytest.raises(
+        ValueError, match="expected pos_emb where gate_key, gate_bias or scale_position_logits is given"
+    ):
         op(x, x, x, scale_position_logits=True)
     with pytest.raises(ValueError, match="expected rel_k where rel_v is given"):
         op(x, x, x, rel_v=torch.zeros(3, 4))

@@ -58,6 +58,13 @@ class AttentionCase:
         """The options, on the device of the tensors."""
         return moved(self.options, next(iter(tensors.values())).device)
 
+    def logits(self, tensors):
+        """The scores, for tensors without value and rel_v."""
+        renamed = {"q_near": "query", "k_near": "key"}
+        causal = self.op in ("cope_attention", "piecewise_attention")
+        options = {"is_causal": causal} | self.options_for(tensors)
+        return torch.ops.posenc._attention_logits(**{renamed.get(n, n): x for n, x in tensors.items()}, **options)
+
     def run(self, tensors):
         """(out, lse) of the op."""
         return getattr(posenc.ops, self.op)(**tensors, **self.options_for(tensors), return_lse=True)

@@ -52,12 +52,12 @@ void differentiate(const Tile& t, int64_t q, const KeyRanges& keys, const Backwa
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
   }
-  // Scores of hidden keys may be anything: their exponentials must not overflow.
+  // Scores of hidden keys may be anything: their exponentials must not overflow, nor meet a factor of NaN.
   const Vec<T> hidden(-std::numeric_limits<T>::infinity());
   for (; k < keys.some; ++k) {
     const Vec<T> is_seen = seen_lanes(t, w.mask, k, q);
     const Vec<T> exponent = Vec<T>::blendv(hidden, Vec<T>::loadu(scores + k * kTileQueries) - shift, is_seen);
-    const Vec<T> weight = exp2(exponent) * factor;
+    const Vec<T> weight = Vec<T>::blendv(zero, exp2(exponent) * factor, is_seen);
     const Vec<T> of_score = Vec<T>::blendv(zero, weight * (Vec<T>::loadu(grad + k * kTileQueries) - delta), is_seen);
     weight.store(scores + k * kTileQueries);
     of_score.store(grad + k * kTileQueries);
