@@ -99,12 +99,11 @@ ifeq ($(SANITIZE),)
 test: system $(call stamp,build) $(call stamp,test)
 	$(call build,-DPOSENC_BUILD_TESTS=ON -DPOSENC_BUILD_EXAMPLES=ON -DPOSENC_BUILD_BENCHMARKS=ON)
 	ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
-	@case "$$($(PY) -c 'from posenc import _C; print(_C.cpu_capability())')" in \
-	  avx512_bf16) levels="default avx2 avx512" ;; avx512) levels="default avx2" ;; avx2) levels=default ;; \
-	  *) levels= ;; esac; \
-	for level in $$levels; do \
+	@levels="$$($(PY) -c 'from posenc import _C; print(*_C.cpu_capabilities())')"; best="$${levels##* }"; \
+	for level in $${levels% *}; do \
+	  [[ $$level != $$best ]] || continue; \
 	  echo "Python tests of kernels at instruction set $$level"; \
-	  if [[ $$level == avx512 ]]; then which='-k bfloat16'; else which=; fi; \
+	  which=; [[ $$best != $${level}_bf16 ]] || which='-k bfloat16'; \
 	  POSENC_CPU_CAPABILITY=$$level $(PY) -m pytest -q -m kernels $$which $(ARGS); \
 	done
 	$(PY) -m pytest -q $(ARGS)
