@@ -25,8 +25,10 @@ constexpr int64_t whole_steps(int64_t width) {
   return (width + kStep<T> - 1) / kStep<T> * kStep<T>;
 }
 
-/// Most rows of queries that share a load of a key or a value.
-constexpr int kDecodeRows = 4;
+/// Most rows of queries that share a load of a key or a value: a tile of scores, rows by keys, fills one vector, so a
+/// vector of two lanes has room for two rows.
+template <typename T>
+constexpr int kDecodeRows = std::min(4, static_cast<int>(Vec<T>::size()));
 
 /// Bytes ahead of a row at which memory is asked for, to come into the second-level cache: the first waits for fewer
 /// lines at a time than memory can deliver.
@@ -130,14 +132,17 @@ void restore(const T* arranged, int64_t width, T* to) {
 
 /// Keys whose products with kRows queries fill one vector.
 template <int kRows, typename T>
-constexpr int kTileOfKeys = Vec<T>::size() / kRows;
+constexpr int tile_of_keys() {
+  static_assert(Vec<T>::size() >= kRows && Vec<T>::size() % kRows == 0);
+  return Vec<T>::size() / kRows;
+}
 
 /// scores[row][key] = query . key, a tile whose sums fill one vector. ahead: as in BlockRows. Inlined,
 /// and kPartial (the width ends within a step) known, so that the sums stay in registers.
 template <int kRows, bool kPartial, typename T, typename Element>
 inline __attribute__((always_inline)) void score_tile(const T* query, int64_t query_row, const Element* const* key,
                                                       int64_t ahead, int64_t width, T* scores, int64_t scores_row) {
-  constexpr int kKeys = kTileOfKeys<kRows, T>;
+  constexpr int kKeys = tile_of_keys<kRows, T>();
   Vec<T> sum[kRows][kKeys];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -188,8 +193,8 @@ inline __attribute__((always_inline)) void score_tile(const T* query, int64_t qu
 template <bool kPartial, typename T, typename Element>
 void score_rows_of(const T* query, int64_t query_row, int64_t rows, const BlockRows<Element>& key, int64_t width,
                    T* scores, int64_t scores_row) {
-  for_each_row_tile<kDecodeRows>(rows, [&]<int kRows>(int64_t r) {
-    constexpr int kKeys = kTileOfKeys<kRows, T>;
+  for_each_row_tile<kDecodeRows<T>>(rows, [&]<int kRows>(int64_t r) {
+    constexpr int kKeys = tile_of_keys<kRows, T>();
     for (int64_t k = 0; k < key.keys; k += kKeys) {
       const Element* tile[kKeys];
       for (int i = 0; i < kKeys; ++i) {
@@ -252,7 +257,7 @@ void sum_rows(const T* weights, int64_t rows, const BlockRows<Element>& value, i
               int64_t sums_row) {
   for (int64_t first = 0; first < value.keys; first += kChunkKeys) {
     const int64_t last = std::min(value.keys, first + kChunkKeys);
-    for_each_row_tile<kDecodeRows>(rows, [&]<int kRows>(int64_t r) {
+    for_each_row_tile<kDecodeRows<T>>(rows, [&]<int kRows>(int64_t r) {
       for_each_step<T, Element>(width, [&](int64_t d, const auto& load) {
         sum_tile<kRows>(weights + r * kDecodeKeys, value, first, last, d, r == 0 ? value.ahead : 0, load, factor + r,
                         sums + r * sums_row, sums_row);
