@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("csrc", "python", "tests", "examples", "benchmarks", "docs", "cmake", "tools", "requirements", ".ci")
-SUFFIXES = {".cpp", ".h", ".py", ".pyi", ".cmake", ".in", ".txt", ".md", ".toml", ".csv", ""}
+FOLDERS = ("csrc", "python", "tests", "examples", "benchmarks", "docs", "cmake", "tools", "requirements")
+HIDDEN_FOLDERS = (".ci", ".github")
+SUFFIXES = {".cpp", ".h", ".py", ".pyi", ".cmake", ".in", ".txt", ".md", ".toml", ".csv", ".json", ".yml", ".cff", ""}
 # What a build puts beside the sources.
 BUILT = ("python/posenc/include", "python/posenc/lib", "python/posenc/share")
 MAX_LINES = 450
+TENSOR_HEADERS = re.compile(r"torch/|ATen/(?!cpu/vec/)|c10/core/")
 
 Rule = tuple[str, Callable[[str], bool], "re.Pattern[str]"]
 
@@ -20,11 +22,6 @@ RULES: list[Rule] = [
         "csrc includes only the torch headers that it needs, no collection of all",
         lambda path: path.startswith("csrc/"),
         re.compile(r"#include <torch/(all|extension|torch)\.h>"),
-    ),
-    (
-        "kernels include no tensors: raw pointers, sizes and strides",
-        lambda path: path.startswith("csrc/") and path.endswith(("/kernel.cpp", "/kernel.h")),
-        re.compile(r"#include <(torch/|ATen/(?!cpu/vec/)|c10/core/)"),
     ),
     (
         "in an op's folder schema.cpp alone declares ops",
@@ -46,10 +43,10 @@ RULES: list[Rule] = [
 
 def sources() -> Iterator[Path]:
     yield from (path for path in ROOT.iterdir() if path.is_file() and not path.name.startswith("."))
-    for folder in FOLDERS:
+    for folder in FOLDERS + HIDDEN_FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             relative = path.relative_to(ROOT).as_posix()
-            inside = relative.removeprefix(".ci/")
+            inside = path.relative_to(ROOT / folder).as_posix()
             generated = relative.startswith(BUILT) or re.search(r"(^|/)(\.|__pycache__|.*\.egg-info/)", inside)
             if path.is_file() and path.suffix in SUFFIXES and not generated:
                 yield path
@@ -67,18 +64,52 @@ def breaches(path: Path) -> Iterator[str]:
                     yield f"{relative}:{number}: {name}"
 
 
-def unlisted() -> Iterator[str]:
-    """Sources that CMakeLists.txt does not name: they would be left out of the build without a word."""
-    cmake = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8").split()
-    named = {word.rstrip(")") for word in cmake}
-    for folder in ("csrc", "python/bindings"):
-        for path in sorted((ROOT / folder).rglob("*.cpp")):
-            if path.relative_to(ROOT).as_posix() not in named:
-                yield f"{path.relative_to(ROOT)}:1: CMakeLists.txt lists every source"
+def kernel_sources() -> list[Path]:
+    """The files that CMakeLists.txt compiles once per instruction set."""
+    listed = re.search(r"POSENC_KERNEL_SOURCES\s([^)]*)\)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
+    words = listed.group(1).split() if listed else []
+    return sorted(path for word in words if word.endswith(".cpp") for path in ROOT.glob(word))
+
+
+def included(path: Path) -> Iterator[tuple[int, str, Path | None]]:
+    """Line, name and, if it is one of ours, file of everything that a file includes."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if match := re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line):
+            name = match.group(1)
+            folders = (path.parent, ROOT / "csrc", ROOT / "csrc/include")
+            yield number, name, next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def kernel_breaches() -> Iterator[str]:
+    """Kernel files are those compiled once per instruction set and what they include of csrc, directly or not.
+
+    They take raw pointers, sizes and strides. A header of tensors would bring inline functions compiled for one
+    instruction set, which the linker may keep for the whole library.
+    """
+    sources = kernel_sources()
+    if not sources:
+        yield "CMakeLists.txt:1: POSENC_KERNEL_SOURCES names the files that are compiled once per instruction set"
+    reached_from: dict[Path, Path | None] = dict.fromkeys(sources)
+    waiting = list(sources)
+    while waiting:
+        path = waiting.pop()
+        for number, name, file in included(path):
+            if TENSOR_HEADERS.match(name):
+                way = [path]
+                while (above := reached_from[way[-1]]) is not None:
+                    way.append(above)
+                names = " <- ".join(step.relative_to(ROOT).as_posix() for step in way)
+                yield (
+                    f"{path.relative_to(ROOT).as_posix()}:{number}: kernel files include no tensors, but {name} is "
+                    f"included by {names}"
+                )
+            if file is not None and file not in reached_from:
+                reached_from[file] = path
+                waiting.append(file)
 
 
 def main() -> None:
-    found = [breach for path in sources() for breach in breaches(path)] + list(unlisted())
+    found = [breach for path in sources() for breach in breaches(path)] + list(kernel_breaches())
     print("\n".join(found) if found else "Own rules: all hold.")
     sys.exit(1 if found else 0)
 

@@ -64,7 +64,8 @@ def attention_case(
     more_inputs: Sequence[Callable[[], Tensor]] = (),
     kinks: Formula | None = None,
 ) -> Case:
-    """Formulas are those of the variants; the inputs are q, k, v and what `more_inputs` draw. See `Reference` on kinks."""
+    """Formulas are those of the variants; the inputs are q, k, v and what `more_inputs` draw.
+    See `Reference` on kinks."""
     if size.smoke:
         comparisons = [replace(comparison, target=None) for comparison in comparisons]
     backward = mode == "forward+backward"

@@ -1,4 +1,5 @@
-"""Attention by its formula in float64, for some heads, a block of queries at a time: what contenders are compared with."""
+"""Attention by its formula in float64, for some heads, a block of queries at a time:
+what contenders are compared with."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +81,8 @@ class Reference:
         return x.index_select(0, self._heads) if x.shape[0] == self._count else x
 
     def focused(self, data: Data) -> Data:
-        """The same work, but only what is compared has a gradient, so that those of shared tables come from it alone."""
+        """The same work, but only what is compared has a gradient,
+        so that those of shared tables come from it alone."""
         if data.gradients is None:
             return data
         (gradient,) = data.gradients

@@ -7,7 +7,8 @@ from attention_peers import Attend, causal_mask
 
 
 def cope_eager(tokens: int) -> Attend:
-    """The listing of CoPE's paper (arXiv 2405.18719, appendix), float32: a function of q, k, v and pos_emb (1, D, P)."""
+    """The listing of CoPE's paper (arXiv 2405.18719, appendix), float32: a function of q, k, v and
+    pos_emb (1, D, P)."""
     mask = causal_mask(tokens)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor) -> tuple[Tensor]:

@@ -33,7 +33,8 @@ def measure(setup: Setup, name_regex: str = "", *, quick: bool = False) -> Secti
 
 
 def run(program: str, arguments: Sequence[str], threads: int, environment: Mapping[str, str]) -> str:
-    """What a program of this folder prints. Threads and allocator are set before its libraries load: they read them once."""
+    """What a program of this folder prints. Threads and allocator are set before its libraries load:
+    they read them once."""
     command = [sys.executable, str(HERE / program), *arguments]
     everything = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", **environment}
     return subprocess.run(command, env=everything, check=True, stdout=subprocess.PIPE, text=True).stdout

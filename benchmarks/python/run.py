@@ -2,8 +2,8 @@
 
 Every section is a process of its own, on one thread unless its title says otherwise: with the default allocator and,
 for what eager code is compared with, one that keeps freed memory (eager code allocates much, and page faults are part
-of what it costs by default), at the best instruction set and, where that is AVX-512, at AVX2 for torch and posenc alike.
-See benchmarks/RESULTS.md.
+of what it costs by default), at the best instruction set and, where that is AVX-512, at AVX2 for torch and posenc
+alike. See benchmarks/RESULTS.md.
 """
 
 import argparse

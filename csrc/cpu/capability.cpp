@@ -1,71 +1,76 @@
 #include "cpu/capability.h"
 
+#include "cpu/host.h"
+
 #include <posenc/version.h>
 
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
-#include <string_view>
+#include <iterator>
 
 namespace posenc {
 namespace cpu {
 namespace {
 
-Capability host_capability() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  return bf16     ? Capability::kAVX512BF16
-         : avx512 ? Capability::kAVX512
-         : avx2   ? Capability::kAVX2
-                  : Capability::kDefault;
-#else
-  return Capability::kDefault;
-#endif
+/// "default, avx2, avx512 or avx512_bf16"
+std::string all_names() {
+  std::string names;
+  for (size_t i = 0; i < std::size(kLevels); ++i) {
+    names += i == 0 ? "" : i + 1 < std::size(kLevels) ? ", " : " or ";
+    names += kLevels[i].name;
+  }
+  return names;
 }
 
-Capability choose() {
-  const Capability host = host_capability();
+const Level& choose() {
+  const Level *best = nullptr, *best_of_host = nullptr;
+  for (const Level& level : kLevels) {
+    if (level.runs()) {
+      best_of_host = &level;
+      best = level.compiled ? &level : best;
+    }
+  }
   const char* wanted = std::getenv("POSENC_CPU_CAPABILITY");
   if (wanted == nullptr || *wanted == '\0') {
-    return host;
+    return *best;
   }
-  for (const Capability level :
-       {Capability::kDefault, Capability::kAVX2, Capability::kAVX512, Capability::kAVX512BF16}) {
-    if (std::string_view(wanted) == name(level)) {
-      TORCH_CHECK_VALUE(level <= host, "POSENC_CPU_CAPABILITY=", wanted, " is beyond this CPU, which runs up to ",
-                        name(host));
+  for (const Level& level : kLevels) {
+    if (std::string_view(wanted) == level.name) {
+      TORCH_CHECK_VALUE(level.runs(), "POSENC_CPU_CAPABILITY=", wanted, " is beyond this CPU, which runs up to ",
+                        best_of_host->name);
+      TORCH_CHECK_VALUE(level.compiled, "POSENC_CPU_CAPABILITY=", wanted,
+                        " has no kernels in this build, which has up to ", best->name,
+                        ": build without POSENC_LEVELS to have all");
       return level;
     }
   }
-  TORCH_CHECK_VALUE(false, "POSENC_CPU_CAPABILITY must be default, avx2, avx512 or avx512_bf16, but is '", wanted, "'");
+  TORCH_CHECK_VALUE(false, "POSENC_CPU_CAPABILITY must be ", all_names(), ", but is '", wanted, "'");
+}
+
+const Level& level_in_use() {
+  static const Level& level = choose();
+  return level;
 }
 
 }  // namespace
 
-Capability capability() {
-  static const Capability level = choose();
-  return level;
-}
+Capability capability() { return level_in_use().capability; }
 
-const char* name(Capability level) {
-  switch (level) {
-    case Capability::kAVX512BF16:
-      return "avx512_bf16";
-    case Capability::kAVX512:
-      return "avx512";
-    case Capability::kAVX2:
-      return "avx2";
-    default:
-      return "default";
-  }
-}
+bool has_bf16x2() { return level_in_use().bf16x2; }
 
 }  // namespace cpu
 
-std::string cpu_capability() { return cpu::name(cpu::capability()); }
+std::string cpu_capability() { return cpu::level_in_use().name; }
+
+std::vector<std::string> cpu_capabilities() {
+  std::vector<std::string> names;
+  for (const cpu::Level& level : cpu::kLevels) {
+    if (level.compiled && level.runs()) {
+      names.emplace_back(level.name);
+    }
+  }
+  return names;
+}
 
 }  // namespace posenc

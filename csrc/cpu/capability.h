@@ -1,36 +1,60 @@
 #pragma once
 
+#include "cpu/levels.h"
+
+#include <string_view>
+
 namespace posenc::cpu {
 
-/// Instruction sets that kernels use, in rising order. They are compiled for the first three; those that multiply
-/// bfloat16 find out at run time whether they may.
-enum class Capability { kDefault = 0, kAVX2 = 1, kAVX512 = 2, kAVX512BF16 = 3 };
+#define POSENC_CPU_ENUMERATOR_(level, name, kernels, flags, bf16x2, runs, ...) level,
+/// The levels of this architecture (see levels.h), the preferred one last.
+enum class Capability { POSENC_CPU_LEVELS(POSENC_CPU_ENUMERATOR_) };
+#undef POSENC_CPU_ENUMERATOR_
 
 /// The best level that this machine runs, or the one that POSENC_CPU_CAPABILITY names. Read once per process.
 Capability capability();
 
-/// "default", "avx2", "avx512" or "avx512_bf16".
-const char* name(Capability level);
+/// Whether kernels at the level in use multiply pairs of bfloat16.
+bool has_bf16x2();
+
+/// Whether this build holds a set of kernel objects: CMake's POSENC_LEVELS may leave some out.
+constexpr bool is_compiled([[maybe_unused]] std::string_view kernels) {
+#if defined(POSENC_COMPILED_KERNELS)
+  std::string_view rest = POSENC_COMPILED_KERNELS;  // names with a space after each
+  while (!rest.empty()) {
+    const size_t end = rest.find(' ');
+    if (rest.substr(0, end) == kernels) {
+      return true;
+    }
+    rest.remove_prefix(end + 1);
+  }
+  return false;
+#else
+  return true;
+#endif
+}
 
 }  // namespace posenc::cpu
 
-/// Kernel tables. A kernel file is compiled once per instruction set and defines its table there with
-/// POSENC_DEFINE_KERNELS; callers pick one with POSENC_SELECT_KERNELS. Tables hold plain function pointers.
-#define POSENC_DECLARE_KERNELS(Table, prefix) \
-  const Table& prefix##_DEFAULT();            \
-  const Table& prefix##_AVX2();               \
-  const Table& prefix##_AVX512()
+/// Tables of kernels hold plain function pointers. A kernel file is compiled once per set of kernel objects and defines
+/// its table there with POSENC_DEFINE_KERNELS; callers get that of the level in use with POSENC_SELECT_KERNELS.
+#define POSENC_DECLARE_KERNELS(Table, prefix) POSENC_CPU_LEVELS(POSENC_DECLARE_KERNELS_, Table, prefix)
+#define POSENC_DECLARE_KERNELS_(level, name, kernels, flags, bf16x2, runs, Table, prefix) \
+  const Table& prefix##_##kernels();
 
-#define POSENC_KERNELS_JOIN_(prefix, level) prefix##_##level
-#define POSENC_KERNELS_JOIN(prefix, level) POSENC_KERNELS_JOIN_(prefix, level)
+#define POSENC_KERNELS_JOIN_(prefix, kernels) prefix##_##kernels
+#define POSENC_KERNELS_JOIN(prefix, kernels) POSENC_KERNELS_JOIN_(prefix, kernels)
 #define POSENC_DEFINE_KERNELS(Table, prefix, table) \
   const Table& POSENC_KERNELS_JOIN(prefix, CPU_CAPABILITY)() { return table; }
 
-#if defined(__x86_64__)
-#define POSENC_SELECT_KERNELS(prefix)                                                    \
-  (::posenc::cpu::capability() >= ::posenc::cpu::Capability::kAVX512 ? prefix##_AVX512() \
-   : ::posenc::cpu::capability() == ::posenc::cpu::Capability::kAVX2 ? prefix##_AVX2()   \
-                                                                     : prefix##_DEFAULT())
-#else
-#define POSENC_SELECT_KERNELS(prefix) prefix##_DEFAULT()
-#endif
+#define POSENC_SELECT_KERNELS(prefix)                                                          \
+  ([]() -> decltype(auto) {                                                                    \
+    switch (::posenc::cpu::capability()) { POSENC_CPU_LEVELS(POSENC_SELECT_KERNELS_, prefix) } \
+    return prefix##_DEFAULT();                                                                 \
+  }())
+#define POSENC_SELECT_KERNELS_(level, name, kernels, flags, bf16x2, runs, prefix) \
+  case ::posenc::cpu::Capability::level:                                          \
+    if constexpr (::posenc::cpu::is_compiled(#kernels)) {                         \
+      return prefix##_##kernels();                                                \
+    }                                                                             \
+    break;

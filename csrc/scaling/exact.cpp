@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 namespace posenc::scaling {
 namespace {
-
-constexpr double kTwoPi = 2.0 * std::numbers::pi;
 
 /// The ramp of NTK-by-parts (arXiv 2309.00071, eq. 18): the share of theta that stays unscaled, by turns in L0.
 double kept_share(double theta, int64_t original_max_positions, double beta_fast, double beta_slow) {

@@ -14,14 +14,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 namespace posenc::scaling {
 namespace {
 
 using at::Tensor;
-
-constexpr double kTwoPi = 2.0 * std::numbers::pi;
 
 at::TensorOptions on_cpu(at::ScalarType dtype) { return at::TensorOptions().dtype(dtype).device(at::kCPU); }
 

@@ -4,10 +4,13 @@
 
 #include <posenc/scaling.h>
 
+#include <numbers>
 #include <utility>
 #include <vector>
 
 namespace posenc::scaling {
+
+inline constexpr double kTwoPi = 2.0 * std::numbers::pi;
 
 /// Raises unless frequencies() can serve these; the Meta kernel, where the length is symbolic, checks no more than
 /// this.

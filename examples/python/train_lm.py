@@ -118,7 +118,8 @@ def describe(console: Console, corpus: Corpus, model: LanguageModel, options: Op
         f"{len(corpus.validation) / 1e6:.2f} MB held out\n"
         f"{model.options.layers} layers, width {model.options.width}, {model.options.heads} heads, "
         f"{parameters / 1e6:.2f} million parameters, context {model.options.context}\n"
-        f"{options.training.steps} steps of {options.training.batch} windows, at most {options.training.time_limit:g} s",
+        f"{options.training.steps} steps of {options.training.batch} windows, "
+        f"at most {options.training.time_limit:g} s",
         highlight=False,
         soft_wrap=True,
     )

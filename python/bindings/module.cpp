@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("version", &posenc::version);
   m.def("torch_version", &posenc::torch_version);
   m.def("cpu_capability", &posenc::cpu_capability);
+  m.def("cpu_capabilities", &posenc::cpu_capabilities);
   m.def("build_info", &posenc::build_info);
 
   auto scaling = m.def_submodule("scaling");

@@ -136,8 +136,7 @@ class HeadRows {
 /// floats are, two at a time.
 template <typename T>
 bool multiplies_pairs(const Call& c) {
-  return std::is_same_v<T, float> && c.query().scalar_type() == at::kBFloat16 && !c.has(kFarKey) &&
-         cpu::capability() == cpu::Capability::kAVX512BF16;
+  return std::is_same_v<T, float> && c.query().scalar_type() == at::kBFloat16 && !c.has(kFarKey) && cpu::has_bf16x2();
 }
 
 /// Memory that a thread keeps from call to call.

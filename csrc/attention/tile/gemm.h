@@ -53,14 +53,14 @@ enum class Into {
 /// What the elements of A and B are.
 enum class Terms {
   kNumbers,
-  /// Two bfloat16 numbers each (cpu::multiply_pairs()).
+  /// Two bfloat16 numbers each (cpu::multiply_bf16x2()).
   kPairs,
 };
 
 template <Terms terms, typename T>
 inline Vec<T> multiply_add(const Vec<T>& a, const Vec<T>& b, const Vec<T>& sum) {
   if constexpr (terms == Terms::kPairs) {
-    return cpu::multiply_pairs(a, b, sum);
+    return cpu::multiply_bf16x2(a, b, sum);
   } else {
     return fmadd(a, b, sum);
   }
@@ -168,7 +168,7 @@ void score_product(const PackedRows<T>& key, const T* query, int64_t keys, int64
 template <typename T>
 void pair_product(const PackedRows<T>& key, const T* query, int64_t keys, int64_t queries, int64_t width,
                   int64_t diagonal, T* scores, T* largest, T scale) {
-  if constexpr (cpu::kMultipliesPairs && std::is_same_v<T, float>) {
+  if constexpr (cpu::kHasBf16x2 && std::is_same_v<T, float>) {
     score_product<T, Terms::kPairs>(key, query, keys, queries, (width + 1) / 2, diagonal, scores, largest, scale);
   }
 }

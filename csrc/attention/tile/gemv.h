@@ -25,8 +25,10 @@ constexpr int64_t whole_steps(int64_t width) {
   return (width + kStep<T> - 1) / kStep<T> * kStep<T>;
 }
 
-/// Most rows of queries that share a load of a key or a value.
-constexpr int kDecodeRows = 4;
+/// Most rows of queries that share a load of a key or a value: a tile of scores, rows by keys, fills one vector, so a
+/// vector of two lanes has room for two rows.
+template <typename T>
+constexpr int kDecodeRows = std::min(4, static_cast<int>(Vec<T>::size()));
 
 /// Bytes ahead of a row at which memory is asked for, to come into the second-level cache: the first waits for fewer
 /// lines at a time than memory can deliver.
@@ -128,54 +130,19 @@ void restore(const T* arranged, int64_t width, T* to) {
   }
 }
 
-/// The sums of as many vectors as one has lanes.
-template <typename T>
-inline __attribute__((always_inline)) Vec<T> sums_of(const Vec<T>* v) {
-#if defined(CPU_CAPABILITY_AVX512)
-  if constexpr (std::is_same_v<T, float>) {
-    __m512 pairs[8], fours[4], eights[2];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-      fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    const auto join = [](__m512 a, __m512 b) {
-      return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-    };
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      eights[i] = join(fours[2 * i], fours[2 * i + 1]);
-    }
-    return join(eights[0], eights[1]);
-  }
-#elif defined(CPU_CAPABILITY_AVX2)
-  if constexpr (std::is_same_v<T, float>) {
-    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
-    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-  }
-#endif
-  alignas(64) T sums[Vec<T>::size()];
-  for (int i = 0; i < Vec<T>::size(); ++i) {
-    sums[i] = cpu::sum_lanes(v[i]);
-  }
-  return Vec<T>::loadu(sums);
-}
-
 /// Keys whose products with kRows queries fill one vector.
 template <int kRows, typename T>
-constexpr int kTileOfKeys = Vec<T>::size() / kRows;
+constexpr int tile_of_keys() {
+  static_assert(Vec<T>::size() >= kRows && Vec<T>::size() % kRows == 0);
+  return Vec<T>::size() / kRows;
+}
 
 /// scores[row][key] = query . key, a tile whose sums fill one vector. ahead: as in BlockRows. Inlined,
 /// and kPartial (the width ends within a step) known, so that the sums stay in registers.
 template <int kRows, bool kPartial, typename T, typename Element>
 inline __attribute__((always_inline)) void score_tile(const T* query, int64_t query_row, const Element* const* key,
                                                       int64_t ahead, int64_t width, T* scores, int64_t scores_row) {
-  constexpr int kKeys = kTileOfKeys<kRows, T>;
+  constexpr int kKeys = tile_of_keys<kRows, T>();
   Vec<T> sum[kRows][kKeys];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -193,7 +160,8 @@ inline __attribute__((always_inline)) void score_tile(const T* query, int64_t qu
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const T* y = query + r * query_row + d;
-      const Vec<T> first = cpu::held(Vec<T>::loadu(y)), second = cpu::held(Vec<T>::loadu(y + Vec<T>::size()));
+      const Vec<T> first = cpu::keep_in_register(Vec<T>::loadu(y)),
+                   second = cpu::keep_in_register(Vec<T>::loadu(y + Vec<T>::size()));
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
         sum[r][i] = fmadd(x[i].first, first, sum[r][i]);
@@ -215,7 +183,7 @@ inline __attribute__((always_inline)) void score_tile(const T* query, int64_t qu
     add(whole, [n = width - whole](const Element* p) { return load_step<T>(p, n); });
   }
   alignas(64) T lanes[Vec<T>::size()];
-  sums_of(sum[0]).store(lanes);
+  cpu::lane_sums(sum[0]).store(lanes);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     std::memcpy(scores + r * scores_row, lanes + r * kKeys, kKeys * sizeof(T));
@@ -225,8 +193,8 @@ inline __attribute__((always_inline)) void score_tile(const T* query, int64_t qu
 template <bool kPartial, typename T, typename Element>
 void score_rows_of(const T* query, int64_t query_row, int64_t rows, const BlockRows<Element>& key, int64_t width,
                    T* scores, int64_t scores_row) {
-  for_each_row_tile<kDecodeRows>(rows, [&]<int kRows>(int64_t r) {
-    constexpr int kKeys = kTileOfKeys<kRows, T>;
+  for_each_row_tile<kDecodeRows<T>>(rows, [&]<int kRows>(int64_t r) {
+    constexpr int kKeys = tile_of_keys<kRows, T>();
     for (int64_t k = 0; k < key.keys; k += kKeys) {
       const Element* tile[kKeys];
       for (int i = 0; i < kKeys; ++i) {
@@ -289,7 +257,7 @@ void sum_rows(const T* weights, int64_t rows, const BlockRows<Element>& value, i
               int64_t sums_row) {
   for (int64_t first = 0; first < value.keys; first += kChunkKeys) {
     const int64_t last = std::min(value.keys, first + kChunkKeys);
-    for_each_row_tile<kDecodeRows>(rows, [&]<int kRows>(int64_t r) {
+    for_each_row_tile<kDecodeRows<T>>(rows, [&]<int kRows>(int64_t r) {
       for_each_step<T, Element>(width, [&](int64_t d, const auto& load) {
         sum_tile<kRows>(weights + r * kDecodeKeys, value, first, last, d, r == 0 ? value.ahead : 0, load, factor + r,
                         sums + r * sums_row, sums_row);

@@ -261,7 +261,7 @@ void pack_transposed(const T* rows, const Tile& t, int64_t width, T factor, T* t
 /// pack_transposed() made without a factor.
 template <typename T>
 void pack_pairs(const T* transposed, const Tile& t, int64_t width, T* to) {
-  if constexpr (cpu::kMultipliesPairs && std::is_same_v<T, float>) {
+  if constexpr (cpu::kHasBf16x2 && std::is_same_v<T, float>) {
     for (int64_t d = 0; d < width; d += 2) {
       const T* first = transposed + d * kTileQueries;
       for (int64_t q = 0; q < t.lanes; q += Vec<T>::size()) {

@@ -98,6 +98,7 @@ struct DoubledStep {
   using V = at::vec::Vectorized<Accumulate<T>>;
   static constexpr int64_t kEntries = at::vec::Vectorized<T>::size();
   static constexpr int64_t kPairs = kEntries / 2;
+  static_assert(kPairs > 0 && 2 * kPairs == kEntries);
 
   /// (a, b) * (cos, cos) + (b, a) * (-sin, sin), rounded as SplitStep rounds.
   static V turn(const V& v, const Accumulate<T>* cos, const Accumulate<T>* sin) {

@@ -23,7 +23,8 @@ def counts(model: LanguageModel) -> bool:
 
 @torch.no_grad()
 def draw_counting(model: LanguageModel, text: Tensor, path: Path) -> None:
-    """Draws, layer by layer, the position of every byte of a passage for each head, and the gates that it is the sum of.
+    """Draws, layer by layer, the position of every byte of a passage for each head,
+    and the gates that it is the sum of.
 
     Args:
         model: One that counts.

@@ -15,6 +15,7 @@ SCALINGS: dict[str, Callable[[int, int], Scaling]] = {
 }
 """Name -> scaling for a model trained at `trained` bytes and read at `length` bytes.
 
-These apply to trained weights as they are; LongRoPE needs factors that were searched for, Giraffe's bases, p-RoPE and the
-proportional form a model trained with them. All but dynamic-ntk are told the length; that one is a single setting which follows the length of each input.
+These apply to trained weights as they are; LongRoPE needs factors that were searched for, Giraffe's bases, p-RoPE and
+the proportional form a model trained with them. All but dynamic-ntk are told the length; that one is a single setting
+which follows the length of each input.
 """

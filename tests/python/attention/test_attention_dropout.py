@@ -86,7 +86,10 @@ def test_the_backward_pass_uses_the_mask_of_the_forward_pass(case):
 @one_of_each
 def test_lse_is_that_of_all_keys(case):
     tensors = case.tensors()
-    call = lambda p: getattr(posenc.ops, case.op)(**tensors, **case.options, dropout_p=p, return_lse=True)[1]  # noqa: E731
+
+    def call(p):
+        return getattr(posenc.ops, case.op)(**tensors, **case.options, dropout_p=p, return_lse=True)[1]
+
     assert_bits(call(0.5), call(0.0))
 
 

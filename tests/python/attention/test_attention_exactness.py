@@ -21,8 +21,8 @@ EPSILON = torch.finfo(torch.float32).eps
 
 
 def in_float64(query, key, value, grad, slope):
-    """Of a causal head, the queries being its last tokens: (out, lse, gradients of query, key, value and slope), and the
-    sums of the sizes of what the gradients are sums of."""
+    """Of a causal head, the queries being its last tokens: (out, lse, gradients of query, key, value and slope), and
+    the sums of the sizes of what the gradients are sums of."""
     query, key, value, grad = (x.double() for x in (query, key, value, grad))
     scale = query.shape[3] ** -0.5
     distance = torch.arange(key.shape[2] - query.shape[2], key.shape[2])[:, None] - torch.arange(key.shape[2])
@@ -151,8 +151,8 @@ def laid_out(x, layout):
 @pytest.mark.parametrize("layout", ["contiguous", "tokens first", "columns apart", "odd rows apart"])
 @pytest.mark.parametrize("width", [1, 2, 3, 31, 64, 65])
 def test_scores_of_bfloat16_are_exact_as_those_of_float32(width, layout):
-    """Products of bfloat16 numbers are exact, however a processor multiplies them: lse, which nothing rounds to 16 bits,
-    is as good as that of float32, and a gradient that many keys or queries add to is rounded once."""
+    """Products of bfloat16 numbers are exact, however a processor multiplies them: lse, which nothing rounds to 16
+    bits, is as good as that of float32, and a gradient that many keys or queries add to is rounded once."""
     value_width = width + 2
     q, k = (laid_out(torch.randn(2, h, 200, width).bfloat16(), layout) for h in (4, 2))
     v = laid_out(torch.randn(2, 2, 200, value_width).bfloat16(), layout)

@@ -1,4 +1,5 @@
-"""NaN and infinities reach only those that see them, forward and backward, over whole tiles and tiles that masks cut."""
+"""NaN and infinities reach only those that see them, forward and backward,
+over whole tiles and tiles that masks cut."""
 
 import pytest
 import torch

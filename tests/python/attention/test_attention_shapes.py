@@ -277,8 +277,11 @@ def test_dropout_has_one_mask_in_every_dtype(op):
 
     def out(dtype, transform=lambda f: f):
         torch.manual_seed(9)
-        call = lambda value: getattr(posenc.ops, op)(**cast | {"value": value}, **shapes.options(op), dropout_p=0.4)  # noqa: E731
         cast = {name: x.to(dtype) for name, x in tensors.items()}
+
+        def call(value):
+            return getattr(posenc.ops, op)(**cast | {"value": value}, **shapes.options(op), dropout_p=0.4)
+
         return transform(call)(cast["value"])
 
     plain = out(torch.float64)

@@ -1,4 +1,5 @@
-"""MultimodalRotary and Rotary.from_hf against the rotary modules of transformers' own models, in tiny configurations."""
+"""MultimodalRotary and Rotary.from_hf against the rotary modules of transformers' own models,
+in tiny configurations."""
 
 import importlib
 import sys
@@ -172,7 +173,8 @@ def test_each_class_sends_to_the_other():
 
 @pytest.mark.parametrize("model_type", ["ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "hunyuan_vl"])
 def test_models_with_another_order_of_axes_are_refused(model_type):
-    """Ernie 4.5 VL puts time last and mixes height and width; HunYuan-VL cuts its sections from the full-width table."""
+    """Ernie 4.5 VL puts time last and mixes height and width;
+    HunYuan-VL cuts its sections from the full-width table."""
     config = {
         "model_type": model_type,
         "hidden_size": 64,

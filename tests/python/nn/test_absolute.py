@@ -1,4 +1,5 @@
-"""Sinusoidal, LearnedAbsolute and CAPE (evaluated) beyond the promises of every module: values, positions, derivatives."""
+"""Sinusoidal, LearnedAbsolute and CAPE (evaluated) beyond the promises of every module: values, positions,
+derivatives."""
 
 import pytest
 import torch

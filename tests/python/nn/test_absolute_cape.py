@@ -57,7 +57,8 @@ class TestDistribution:
         assert torch.corrcoef(moved.T)[0, 1].abs() < 0.1, "tokens move independently"
 
     def test_all_three_together(self):
-        """p' = scale (p + shift), so differences reveal the scale and then the shift (arXiv 2106.03143, section 3.3)."""
+        """p' = scale (p + shift), so differences reveal the scale and then the shift (arXiv 2106.03143,
+        section 3.3)."""
         module = CAPE(2, max_global_shift=1.0, max_local_shift=0.0, max_global_scaling=1.2)
         seen = positions_seen(module, [0.0, 1.0], batch=4000)
         scale = seen[:, 1] - seen[:, 0]

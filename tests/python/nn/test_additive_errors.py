@@ -64,7 +64,8 @@ def test_options(library, option):
 class TestCalls:
     def test_other_heads_name_the_module(self, name):
         module, (q, k, v) = BUILD[name](4), operands()
-        message = rf"{type(module).__name__}: expected query of shape .* with 4 heads, as num_heads is 4, but got \[2, 6, 5, 4\]"
+        rule = r"expected query of shape .* with 4 heads, as num_heads is 4, but got \[2, 6, 5, 4\]"
+        message = f"{type(module).__name__}: {rule}"
         with pytest.raises(ValueError, match=message):
             module.attend(q, k, v)
         with pytest.raises(ValueError, match=message):

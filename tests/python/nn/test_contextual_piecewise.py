@@ -1,4 +1,5 @@
-"""ReRoPE, Leaky ReRoPE and Self-Extend: distances, equality with a pairwise construction, and with Rotary where near."""
+"""ReRoPE, Leaky ReRoPE and Self-Extend: distances, equality with a pairwise construction,
+and with Rotary where near."""
 
 import math
 

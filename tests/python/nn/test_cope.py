@@ -65,7 +65,8 @@ def scalar_case(keys, entries):
 
 
 def counted(module, q, k, **call):
-    """The positions (B, H, Tq, Tk): content and position logits less the content, with entry p of the table equal to p."""
+    """The positions (B, H, Tq, Tk): content and position logits less the content,
+    with entry p of the table equal to p."""
     ruler = nn.CoPE(1, module.max_positions).double()
     with torch.no_grad():
         ruler.pos_emb.copy_(torch.arange(module.max_positions))
@@ -77,7 +78,8 @@ def assert_golden(actual, expected):
 
 
 class TestByHand:
-    """One head of width 1, entries 0 1 3; gates 1/2 put key 1 exactly on position 1, where the slope is the right one."""
+    """One head of width 1, entries 0 1 3; gates 1/2 put key 1 exactly on position 1,
+    where the slope is the right one."""
 
     def gradients_of_the_last_row(self, module, q, k, v):
         loss = module.attend(q, k, v, scale=1.0)[0, 0, 2, 0]

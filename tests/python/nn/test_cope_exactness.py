@@ -63,7 +63,8 @@ def test_errors_with_steep_tables_are_at_most_twice_those_of_the_listing(case):
 
 @pytest.mark.parametrize("entries", [2, 16, 64, 1024])
 def test_errors_with_few_gates_and_steep_tables(entries):
-    """Nearly all weight on few keys: the gradients are small differences. Few numbers decide, so the mean is over inputs."""
+    """Nearly all weight on few keys: the gradients are small differences. Few numbers decide,
+    so the mean is over inputs."""
     found = []
     for seed in range(20):
         torch.manual_seed(seed)

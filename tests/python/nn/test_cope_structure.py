@@ -1,4 +1,5 @@
-"""What CoPE's gates and tables imply for any input, over several tiles of the kernel: equalities, many of them exact."""
+"""What CoPE's gates and tables imply for any input, over several tiles of the kernel: equalities,
+many of them exact."""
 
 import math
 

@@ -1,7 +1,7 @@
 """Training with CoPE follows, step by step, training with the paper's listing on whole matrices of scores.
 
-Two-layer models of tokens, with equal weights at the start, learn to count. Rounding to float32 moves a curve, and training
-amplifies it: how far is seen from the listing in float64.
+Two-layer models of tokens, with equal weights at the start, learn to count. Rounding to float32 moves a curve, and
+training amplifies it: how far is seen from the listing in float64.
 """
 
 import copy

@@ -280,8 +280,8 @@ REFUSED = {
     "heads of key": (
         lambda: plot.bias(nn.CoPE(8, 4), 6, key=torch.ones(2, 6, 8)),
         ValueError,
-        r"expected key to have as many heads as query, or a divisor of them, but got key of shape \[2, 6, 8\] and no query, "
-        r"which then has 1: give a query",
+        r"expected key to have as many heads as query, or a divisor of them, but got key of shape \[2, 6, 8\] and no "
+        r"query, which then has 1: give a query",
     ),
     "heads of gate_key": (
         lambda: plot.bias(

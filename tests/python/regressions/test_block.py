@@ -57,8 +57,8 @@ def test_positions_may_repeat_in_any_order_and_broadcast(stack):
         torch.testing.assert_close(y[row : row + 1], alone, rtol=1e-6, atol=5e-6)
 
 
-# Others know where a token is, not only how far from another one. So does CoPE behind rotary encodings: the queries that
-# its position logits are made of are turned.
+# Others know where a token is, not only how far from another one. So does CoPE behind rotary encodings: the queries
+# that its position logits are made of are turned.
 ABSOLUTE = {
     "sinusoidal",
     "learned_absolute",

@@ -1,4 +1,5 @@
-"""Faults of other rotary implementations: memory, shapes, devices and modules; each test fails where the fault exists."""
+"""Faults of other rotary implementations: memory, shapes, devices and modules;
+each test fails where the fault exists."""
 
 import copy
 from typing import ClassVar

@@ -106,7 +106,8 @@ class TestLongRopeChoice:
 
     @staticmethod
     def turned_at_1(module, call, axes):
-        """Frequencies in a call of 2 rows at positions 0..3, except as `call` says, read off the token at position 1."""
+        """Frequencies in a call of 2 rows at positions 0..3, except as `call` says,
+        read off the token at position 1."""
         x = unit_pairs(4, 4, torch.float64).expand(2, -1, -1, -1)
         positions = call.pop("positions", None)
         if positions is not None and axes:

@@ -1,4 +1,5 @@
-"""XPos, AxialRotary and MultimodalRotary beyond what every module promises (test_modules.py): their numbers and rules."""
+"""XPos, AxialRotary and MultimodalRotary beyond what every module promises (test_modules.py):
+their numbers and rules."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""XPos, AxialRotary and MultimodalRotary under autograd, in compiled and exported graphs, and beside their C++ twins."""
+"""XPos, AxialRotary and MultimodalRotary under autograd, in compiled and exported graphs,
+and beside their C++ twins."""
 
 import pytest
 import torch

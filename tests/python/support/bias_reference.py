@@ -1,7 +1,7 @@
 """Plain float64 references for the additive encodings, written from the papers, pair by pair.
 
-Nothing here imports posenc. A bias is a function of a query's and a key's position -> (H) numbers; torch float64, so that
-autograd gives reference gradients.
+Nothing here imports posenc. A bias is a function of a query's and a key's position -> (H) numbers; torch float64, so
+that autograd gives reference gradients.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""What the tests of the contextual encodings share: one module of each kind, inputs, and comparison with a reference."""
+"""What the tests of the contextual encodings share: one module of each kind, inputs,
+and comparison with a reference."""
 
 import torch
 

@@ -1,7 +1,8 @@
-"""Plain float64 references for ShawRelative, ReRoPE, SelfExtend, CoPE and ForgettingBias, written from the papers, pair by pair.
+"""Plain float64 references for ShawRelative, ReRoPE, SelfExtend, CoPE and ForgettingBias, written from the papers,
+pair by pair.
 
-Nothing here imports posenc. Queries are (B, H, Tq, D), keys (B, G, Tk, D), values (B, G, Tk, Dv); torch float64 throughout,
-so that autograd gives reference gradients.
+Nothing here imports posenc. Queries are (B, H, Tq, D), keys (B, G, Tk, D), values (B, G, Tk, Dv); torch float64
+throughout, so that autograd gives reference gradients.
 """
 
 import math
@@ -202,8 +203,8 @@ def cope_positions(gates: torch.Tensor, last: int) -> torch.Tensor:
 
 
 def interpolated(z: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Eq. 5 on logits: entries of z (.., P) at p (.., Tk). floor + 1 rather than the ceiling, to keep the slope where p is
-    whole; floor at most P - 2."""
+    """Eq. 5 on logits: entries of z (.., P) at p (.., Tk). floor + 1 rather than the ceiling, to keep the slope where p
+    is whole; floor at most P - 2."""
     last = z.shape[-1] - 1
     floor = p.detach().floor().clamp(max=max(last - 1, 0))
     w, index = p - floor, floor.long()

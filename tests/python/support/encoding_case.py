@@ -64,7 +64,8 @@ class Case:
 
 
 def with_initial_seed(draw: Callable):
-    """What `draw` returns, from the seed that every module is built with, so that initial parameters can be compared."""
+    """What `draw` returns, from the seed that every module is built with,
+    so that initial parameters can be compared."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20)
         return draw()
