@@ -1,11 +1,11 @@
 #include "common/dispatch.h"
+#include "common/registration.h"
 
 #include <posenc/positions.h>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/repeat_interleave.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
@@ -128,22 +128,20 @@ at::Tensor multimodal_positions(const std::vector<Span>& spans) {
   return positions;
 }
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   m.def("positions_from_mask(Tensor mask) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("positions_from_cu_seqlens(Tensor cu_seqlens, SymInt total) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("segments_from_cu_seqlens(Tensor cu_seqlens, SymInt total) -> Tensor", {at::Tag::pt2_compliant_tag});
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
-  m.impl("positions_from_mask", &positions_from_mask_composite);
-}
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) { m.impl("positions_from_mask", &positions_from_mask_composite); }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("positions_from_cu_seqlens", &positions_kernel);
   m.impl("segments_from_cu_seqlens", &segments_kernel);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) {
+POSENC_LIBRARY_IMPL(Meta, m) {
   m.impl("positions_from_cu_seqlens", &positions_meta);
   m.impl("segments_from_cu_seqlens", &segments_meta);
 }

@@ -5,6 +5,7 @@
 #include "attention/reference/reference.h"
 #include "attention/registration.h"
 #include "common/autograd_support.h"
+#include "common/registration.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -280,7 +281,7 @@ void register_autograd(torch::Library& m) {
   register_op<Op, attention_autograd<Op>, forward_autograd<Op>, backward_autograd<Op>>(m);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) {
+POSENC_LIBRARY_IMPL(Autograd, m) {
   register_autograd<Dot>(m);
   register_autograd<Relative>(m);
   register_autograd<Cope>(m);
@@ -307,8 +308,8 @@ void register_autocast(torch::Library& m) {
   m.impl(Piecewise::name, &Flat<Piecewise>::forward<attention_autocast<Piecewise, key, device>>);
 }
 
-TORCH_LIBRARY_IMPL(posenc, AutocastCPU, m) { register_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>(m); }
-TORCH_LIBRARY_IMPL(posenc, Autocast, m) { register_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>(m); }
+POSENC_LIBRARY_IMPL(AutocastCPU, m) { register_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>(m); }
+POSENC_LIBRARY_IMPL(Autocast, m) { register_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

@@ -2,9 +2,9 @@
 
 #include "attention/checks.h"
 #include "attention/reference/reference.h"
+#include "common/registration.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
 namespace posenc::attention_ops {
 namespace {
@@ -60,10 +60,10 @@ void register_logits(torch::Library& m) {
   m.impl("_piecewise_attention_logits", &piecewise_attention_logits_composite);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) { register_logits(m); }
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) { register_logits(m); }
 
 // Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) { register_logits(m); }
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) { register_logits(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

@@ -3,8 +3,7 @@
 #include "attention/call.h"
 #include "attention/ops.h"
 #include "common/dispatch.h"
-
-#include <torch/library.h>
+#include "common/registration.h"
 
 namespace posenc {
 namespace attention_ops {
@@ -33,7 +32,7 @@ namespace {
 
 #define SAVED "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor seed, Tensor[] state, int[] wanted, "
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   // Output strides follow query's, so a compiler must not change those.
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
   // The seed of dropout is drawn inside.

@@ -3,6 +3,7 @@
 
 #include "attention/call.h"
 #include "attention/registration.h"
+#include "common/registration.h"
 
 #include <ATen/ATen.h>
 #include <ATen/LegacyVmapTransforms.h>
@@ -39,7 +40,7 @@ std::vector<Tensor> backward_batched(const Saved& s, const Call& c) {
   return results;
 }
 
-TORCH_LIBRARY_IMPL(posenc, Batched, m) {
+POSENC_LIBRARY_IMPL(Batched, m) {
   m.impl(Dot::backward_name, &Flat<Dot>::backward<backward_batched<Dot>>);
   m.impl(Relative::backward_name, &Flat<Relative>::backward<backward_batched<Relative>>);
   m.impl(Cope::backward_name, &Flat<Cope>::backward<backward_batched<Cope>>);

@@ -1,10 +1,9 @@
 /// The schemas of the rotary ops, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 
 #include <posenc/ops.h>
-
-#include <torch/library.h>
 
 namespace posenc {
 namespace {
@@ -17,7 +16,7 @@ using OptionalTensor = std::optional<Tensor>;
   "*, float attention_scaling=1.0, bool interleaved=False, bool inverse=False, int[]? axes=None, bool " \
   "exact=True, SymInt offset=0, Tensor? offsets=None"
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   // Output strides follow the input's, so a compiler must not change those.
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
   m.def("rotary(Tensor x, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> Tensor", tags);

@@ -6,6 +6,7 @@
 #include "attention/reference/reference.h"
 #include "attention/registration.h"
 #include "attention/results.h"
+#include "common/registration.h"
 
 #include <ATen/ATen.h>
 
@@ -86,7 +87,7 @@ std::vector<Tensor> attention_backward_cpu(const Saved& s, const Call& c) {
   return s.lse.scalar_type() == at::kDouble ? run_backward<double>(s, c) : run_backward<float>(s, c);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CPU, m) { register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m); }
+POSENC_LIBRARY_IMPL(CPU, m) { register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

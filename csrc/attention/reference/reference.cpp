@@ -4,6 +4,7 @@
 #include "attention/dropout.h"
 #include "attention/reference/scores.h"
 #include "attention/registration.h"
+#include "common/registration.h"
 
 #include <algorithm>
 #include <limits>
@@ -236,11 +237,11 @@ std::vector<Tensor> backward_form(const Saved& s, const Call& c) {
   return backward(s, c, mode);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   register_ops<public_form<Mode::kDevice>, forward_form<Mode::kDevice>, backward_form<Mode::kDevice>>(m);
 }
 
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) {
   register_ops<public_form<Mode::kComposite>, forward_form<Mode::kComposite>, backward_form<Mode::kComposite>>(m);
 }
 

@@ -1,11 +1,11 @@
 /// The absolute encodings in terms of rotary_tables and ATen, whose derivatives and batching rules they inherit.
 
+#include "common/registration.h"
 #include "encodings/absolute/checks.h"
 
 #include <posenc/ops.h>
 
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 namespace posenc::absolute_ops {
 namespace {
@@ -119,25 +119,25 @@ Tensor checked_positions_meta(const Tensor& positions, c10::SymInt) {
   return at::empty_like(positions, positions.options().dtype(at::kLong));
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) {
   m.impl("_add_sinusoidal", &sinusoidal_composite);
   m.impl("_add_learned", &learned_composite);
   m.impl("_add_cape", &cape_composite);
 }
 
 // Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) {
   m.impl("_add_sinusoidal", &sinusoidal_composite);
   m.impl("_add_learned", &learned_composite);
   m.impl("_add_cape", &cape_composite);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) { m.impl("_checked_positions", &checked_positions_kernel); }
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_checked_positions", &checked_positions_kernel); }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) { m.impl("_checked_positions", &checked_positions_meta); }
+POSENC_LIBRARY_IMPL(Meta, m) { m.impl("_checked_positions", &checked_positions_meta); }
 
 // Integers have no derivative.
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) { m.impl("_checked_positions", torch::CppFunction::makeFallthrough()); }
+POSENC_LIBRARY_IMPL(Autograd, m) { m.impl("_checked_positions", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace posenc::absolute_ops

@@ -1,6 +1,7 @@
 /// The slopes of ALiBi and the buckets of T5: numbers without derivatives.
 
 #include "common/plain_tensors.h"
+#include "common/registration.h"
 #include "encodings/bias/ops.h"
 
 #include <ATen/ops/abs.h>
@@ -8,7 +9,6 @@
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include <bit>
 #include <cmath>
@@ -99,15 +99,15 @@ Tensor t5_bucket_meta(const Tensor& relative_position, int64_t num_buckets, int6
   return at::empty_like(relative_position, at::kLong);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("alibi_slopes", &alibi_slopes_kernel);
   m.impl("t5_bucket", &t5_bucket_kernel);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) { m.impl("t5_bucket", &t5_bucket_meta); }
+POSENC_LIBRARY_IMPL(Meta, m) { m.impl("t5_bucket", &t5_bucket_meta); }
 
 // Integers have no derivative.
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) { m.impl("t5_bucket", torch::CppFunction::makeFallthrough()); }
+POSENC_LIBRARY_IMPL(Autograd, m) { m.impl("t5_bucket", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace posenc::bias_ops

@@ -1,10 +1,10 @@
 /// What additive encodings add, in terms of ATen, whose derivatives and batching rules they inherit.
 
+#include "common/registration.h"
 #include "encodings/bias/checks.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
 namespace posenc::bias_ops {
 namespace {
@@ -167,7 +167,7 @@ Tensor cosine_sums_meta(const Tensor& inv_freq, c10::SymInt length) {
   return at::empty_symint({std::move(length)}, inv_freq.options());
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) {
   m.impl("_alibi_terms", &alibi_composite);
   m.impl("_t5_table", &t5_composite);
   m.impl("_kerple_table", &kerple_composite);
@@ -176,7 +176,7 @@ TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
 }
 
 // Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) {
   m.impl("_alibi_terms", &alibi_composite);
   m.impl("_t5_table", &t5_composite);
   m.impl("_kerple_table", &kerple_composite);
@@ -184,12 +184,12 @@ TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
   m.impl("_fire_bias", &fire_composite);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) { m.impl("_cosine_sums", &cosine_sums_kernel); }
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_cosine_sums", &cosine_sums_kernel); }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) { m.impl("_cosine_sums", &cosine_sums_meta); }
+POSENC_LIBRARY_IMPL(Meta, m) { m.impl("_cosine_sums", &cosine_sums_meta); }
 
 // Frequencies are constants.
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) { m.impl("_cosine_sums", torch::CppFunction::makeFallthrough()); }
+POSENC_LIBRARY_IMPL(Autograd, m) { m.impl("_cosine_sums", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace posenc::bias_ops

@@ -2,13 +2,13 @@
 /// over distances holds it. A block's bias is formed, used and forgotten, and formed again in the backward.
 
 #include "attention/results.h"
+#include "common/registration.h"
 #include "encodings/bias/checks.h"
 #include "encodings/bias/fire_call.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/library.h>
 
 #include <limits>
 
@@ -206,13 +206,13 @@ OutAndLse fire_at_once(const FireCall& f) {
 
 namespace {
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("_fire_attention", &flat_fire<fire_public>);
   m.impl("_fire_attention_forward", &flat_fire<fire_forward>);
   m.impl("_fire_attention_backward", &flat_fire_backward<fire_backward>);
 }
 
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) { m.impl("_fire_attention", &flat_fire<fire_at_once>); }
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) { m.impl("_fire_attention", &flat_fire<fire_at_once>); }
 
 }  // namespace
 }  // namespace posenc::bias_ops

@@ -1,11 +1,11 @@
 /// Derivatives of FIRE's attention, and its behaviour under autocast, as in csrc/attention/autograd.cpp.
 
 #include "common/autograd_support.h"
+#include "common/registration.h"
 #include "encodings/bias/fire_call.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
@@ -109,7 +109,7 @@ std::vector<Tensor> fire_backward_autograd(const FireSaved& s, const FireCall& f
   return call_fire_backward(s, f);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) {
+POSENC_LIBRARY_IMPL(Autograd, m) {
   m.impl("_fire_attention", &flat_fire<fire_autograd>);
   m.impl("_fire_attention_forward", &flat_fire<fire_forward_autograd>);
   m.impl("_fire_attention_backward", &flat_fire_backward<fire_backward_autograd>);
@@ -126,11 +126,11 @@ OutAndLse fire_autocast(const FireCall& f) {
   return call_fire(cast);
 }
 
-TORCH_LIBRARY_IMPL(posenc, AutocastCPU, m) {
+POSENC_LIBRARY_IMPL(AutocastCPU, m) {
   m.impl("_fire_attention", &flat_fire<fire_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>>);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Autocast, m) {
+POSENC_LIBRARY_IMPL(Autocast, m) {
   m.impl("_fire_attention", &flat_fire<fire_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>>);
 }
 

@@ -1,11 +1,11 @@
 /// Shapes of FIRE's results.
 
 #include "attention/results.h"
+#include "common/registration.h"
 #include "encodings/bias/fire_call.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 namespace posenc::bias_ops {
 namespace {
@@ -32,7 +32,7 @@ std::vector<Tensor> fire_backward_meta(const FireSaved& s, const FireCall& f) {
   return gradients;
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) {
+POSENC_LIBRARY_IMPL(Meta, m) {
   m.impl("_fire_attention", &flat_fire<fire_meta>);
   m.impl("_fire_attention_forward", &flat_fire<fire_forward_meta>);
   m.impl("_fire_attention_backward", &flat_fire_backward<fire_backward_meta>);

@@ -1,9 +1,8 @@
 /// The schemas of the additive encodings' ops, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 #include "encodings/bias/fire_call.h"
-
-#include <torch/library.h>
 
 namespace posenc {
 namespace bias_ops {
@@ -17,7 +16,7 @@ namespace {
   "*, bool is_causal=False, float? scale=None, Tensor? key_mask=None, int? window=None, Tensor? segment_ids=None, " POSITIONS \
   ", float dropout_p=0.0"
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   // What follows query's strides or draws dropout's seed, as in the attention ops.
   const std::vector<at::Tag> exact{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};

@@ -1,11 +1,11 @@
 /// CoPE's position logits in plain ATen, whose derivatives and batching rules they inherit.
 
 #include "common/checks.h"
+#include "common/registration.h"
 #include "encodings/cope/ops.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
 namespace posenc::cope_ops {
 namespace {
@@ -66,12 +66,10 @@ Tensor position_logits_composite(const Tensor& query, const Tensor& attn_logits,
   return (lower + (p - floor) * (upper - lower)).to(attn_logits.scalar_type());
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
-  m.impl("_cope_position_logits", &position_logits_composite);
-}
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) { m.impl("_cope_position_logits", &position_logits_composite); }
 
 // Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) { m.impl("_cope_position_logits", &position_logits_composite); }
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) { m.impl("_cope_position_logits", &position_logits_composite); }
 
 }  // namespace
 }  // namespace posenc::cope_ops

@@ -1,11 +1,11 @@
 /// Decays of tokens in plain ATen, whose derivatives and batching rules they inherit.
 
 #include "common/checks.h"
+#include "common/registration.h"
 #include "encodings/forgetting/ops.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
 namespace posenc::forgetting_ops {
 namespace {
@@ -69,10 +69,10 @@ void register_composites(torch::Library& m) {
   m.impl("_decay_terms", &decay_terms_composite);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) { register_composites(m); }
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) { register_composites(m); }
 
 // Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) { register_composites(m); }
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) { register_composites(m); }
 
 }  // namespace
 }  // namespace posenc::forgetting_ops

@@ -1,11 +1,11 @@
 /// The rotations of piecewise attention in terms of posenc::rotary, whose derivatives and batching rules they inherit.
 
+#include "common/registration.h"
 #include "encodings/piecewise/checks.h"
 
 #include <posenc/ops.h>
 
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 namespace posenc::piecewise_ops {
 namespace {
@@ -104,14 +104,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> self_extend_qk_composite(const Tensor
           rotated(key, in_groups(key_positions(key, k_positions)), inv_freq, interleaved)};
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) {
   m.impl("_rerope_qk", &rerope_qk_composite);
   m.impl("_leaky_rerope_qk", &leaky_rerope_qk_composite);
   m.impl("_self_extend_qk", &self_extend_qk_composite);
 }
 
 // Else vmap would call composite ops of other libraries than ATen once for every sample.
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) {
   m.impl("_rerope_qk", &rerope_qk_composite);
   m.impl("_leaky_rerope_qk", &leaky_rerope_qk_composite);
   m.impl("_self_extend_qk", &self_extend_qk_composite);

@@ -1,5 +1,6 @@
 /// The rotary ops on CPU: checks, memory order, work sharing; the arithmetic is in kernel.cpp.
 
+#include "common/registration.h"
 #include "cpu/tensors.h"
 #include "rotary/checks.h"
 #include "rotary/cpu/kernel.h"
@@ -10,7 +11,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
@@ -269,7 +269,7 @@ std::tuple<Tensor, Tensor> rotary_tables_cpu(const OptionalTensor& positions, co
   return {cos.to(o.dtype()), sin.to(o.dtype())};
 }
 
-TORCH_LIBRARY_IMPL(posenc, CPU, m) {
+POSENC_LIBRARY_IMPL(CPU, m) {
   m.impl("rotary", &flat_rotary<rotary_cpu>);
   m.impl("rotary_qk", &flat_rotary_qk<rotary_qk_cpu>);
   m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_inplace_cpu>);
