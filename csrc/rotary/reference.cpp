@@ -161,6 +161,7 @@ Tensor permute_weight(const Tensor& weight, int64_t num_heads, c10::string_view 
   const char* op = "permute_rotary_weight";
   TORCH_CHECK_VALUE(to == "half" || to == "interleaved", op, ": expected to to be 'half' or 'interleaved', but got '",
                     to, "'");
+  check_dense(op, "weight", weight);
   TORCH_CHECK_VALUE(weight.dim() >= 1, op, ": expected weight of shape (num_heads * head_dim, ..), but got a scalar");
   TORCH_CHECK_VALUE(num_heads >= 1 && weight.size(0) % num_heads == 0, op,
                     ": expected num_heads to divide the rows of weight, but got ", num_heads, " heads for ",

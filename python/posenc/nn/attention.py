@@ -7,7 +7,7 @@ from torch.nn.functional import dropout
 
 from posenc import _C, ops
 from posenc.nn.absolute import AbsoluteEncoding
-from posenc.nn.base import Encoding
+from posenc.nn.base import Encoding, check_dense
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.rotary import RotaryEncoding
 from posenc.nn.score import ScoreEncoding
@@ -238,6 +238,7 @@ class Attention(Encoding):
                 )
 
     def _check_call(self, x: Tensor, positions: Tensor | None, cache: KVCache | None) -> None:
+        check_dense("Attention", "x", x)
         if x.dim() != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(
                 f"Attention: expected x of shape (batch, length, embed_dim) with embed_dim {self.embed_dim}, but got "
@@ -253,6 +254,7 @@ class Attention(Encoding):
             )
 
     def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding]) -> None:
+        check_dense("Attention", "positions", positions)
         shape, dims = list(positions.shape), positions.dim()
         fits = 1 <= dims <= 3 and shape[-1] == x.shape[1] and (dims == 1 or shape[-2] in (1, x.shape[0]))
         if not fits:

@@ -37,6 +37,19 @@ class Encoding(torch.nn.Module):
         return result
 
 
+def check_dense(module: str, name: str, x: Tensor) -> None:
+    """Refuses what ops refuse, before its shape is asked for, which a nested tensor may not have."""
+    if x.is_nested:
+        found = "a nested one: pad its sequences to one length"
+    elif x.is_quantized:
+        found = "a quantized one: call dequantize() on it"
+    elif x.layout is not torch.strided:
+        found = f"the layout {x.layout}: call to_dense() on it"
+    else:
+        return
+    raise ValueError(f"{module}: expected {name} to be a dense tensor, but got {found}")
+
+
 @torch.no_grad()
 def assign(parameter: Tensor, value: Tensor) -> None:
     """Copies ``value`` into ``parameter``, which may be on any device, meta included, and sharded (DTensor)."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C, hf_rope, ops
-from posenc.nn.base import Encoding, assign
+from posenc.nn.base import Encoding, assign, check_dense
 from posenc.scaling import Scaling
 
 _rotary = torch.ops.posenc.rotary.default
@@ -67,6 +67,8 @@ class RotaryEncoding(Encoding):
             offset: First position where ``positions`` is None: an int, or an int tensor (B).
             seq_len: Length in tokens for length-dependent scalings, instead of the constructor's.
         """
+        if q.is_nested:
+            check_dense(type(self).__name__, "q", q)
         shape = q.shape
         if len(shape) != 4 or shape[3] != self.head_dim:
             raise ValueError(
@@ -134,7 +136,9 @@ class ScaledRotaryEncoding(RotaryEncoding):
             raise ValueError(f"{type(self).__name__}: expected seq_len to be at least 1, but got {seq_len}")
         if self._encoded_scaling is not None:
             if seq_len is None:
-                seq_len = self.seq_len if self.seq_len is not None else _length(q, positions, offset)
+                seq_len = (
+                    self.seq_len if self.seq_len is not None else _length(type(self).__name__, q, positions, offset)
+                )
             inv_freq = torch.ops.posenc.scaled_inv_freq(
                 inv_freq, self._encoded_scaling, self.rotary_dim, self.base, seq_len, self.exact
             )
@@ -286,6 +290,7 @@ def at_least_float(parameter: Tensor) -> Tensor:
 
 def check_axes(module: str, positions: Tensor, num_axes: int) -> None:
     """Raises unless ``positions`` are (A, T) or (A, B, T); a pybind call here would break compiled graphs."""
+    check_dense(module, "positions", positions)
     if positions.dim() < 2 or positions.shape[0] != num_axes:
         raise ValueError(
             f"{module}: expected positions of shape (axes, length) or (axes, batch, length) with {num_axes} axes, but "
@@ -293,9 +298,12 @@ def check_axes(module: str, positions: Tensor, num_axes: int) -> None:
         )
 
 
-def _length(q: Tensor, positions: Tensor | None, offset: int | Tensor) -> int:
+def _length(module: str, q: Tensor, positions: Tensor | None, offset: int | Tensor) -> int:
     """Tokens up to the last one that a call rotates."""
     if positions is not None:
-        return max(1, int(positions.max()) + 1) if positions.numel() > 0 else 1
-    start = int(offset.max()) if isinstance(offset, Tensor) else offset
-    return max(1, start + q.shape[-2])
+        length = int(positions.max()) + 1 if positions.numel() > 0 else 1
+    else:
+        length = (int(offset.max()) if isinstance(offset, Tensor) else offset) + q.shape[-2]
+    if not torch.compiler.is_compiling() and length >= 2**63:
+        raise ValueError(f"{module}: expected positions below 2**63 - 1, but the last one is {length - 1}")
+    return max(1, length)

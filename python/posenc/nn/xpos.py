@@ -2,6 +2,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C, ops
+from posenc.nn.base import check_dense
 from posenc.nn.rotary import RotaryEncoding, on_device_of
 
 
@@ -58,6 +59,8 @@ class XPos(RotaryEncoding):
     def _rotate(
         self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor | tuple[Tensor, Tensor]:
+        if k is not None:
+            check_dense("XPos", "k", k)
         if k is not None and (k.dim() != 4 or (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:])):
             raise ValueError(
                 "XPos: expected q and k to have equal batch, length and head_dim, but got q of shape "
