@@ -17,7 +17,8 @@ using OptionalTensor = std::optional<Tensor>;
   "exact=True, SymInt offset=0, Tensor? offsets=None"
 
 POSENC_LIBRARY_FRAGMENT(m) {
-  // Output strides follow the input's, so a compiler must not change those.
+  // Output strides follow the input's, so a compiler must not change those. No ScalarType has a default of its own: it
+  // would be an integer to AOTInductor, which then cannot load the call.
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
   m.def("rotary(Tensor x, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> Tensor", tags);
   m.def("rotary_qk(Tensor q, Tensor k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> (Tensor, Tensor)",
@@ -25,7 +26,7 @@ POSENC_LIBRARY_FRAGMENT(m) {
   m.def("rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> ()", tags);
   m.def(
       "rotary_tables(Tensor? positions, Tensor inv_freq, *, SymInt? length=None, SymInt offset=0, Tensor? offsets=None, "
-      "float attention_scaling=1.0, int[]? axes=None, bool exact=True, ScalarType dtype=float, Tensor? decay=None, "
+      "float attention_scaling=1.0, int[]? axes=None, bool exact=True, ScalarType? dtype=None, Tensor? decay=None, "
       "float centre=0.0) -> (Tensor, Tensor)",
       tags);
   m.def("apply_rotary(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False) -> Tensor",
@@ -82,7 +83,8 @@ std::tuple<Tensor, Tensor> rotary_tables(const OptionalTensor& positions, const 
                                          const RotaryTablesFuncOptions& o) {
   static const auto op = find_op<std::tuple<Tensor, Tensor>(
       const OptionalTensor&, const Tensor&, std::optional<c10::SymInt>, c10::SymInt, const OptionalTensor&, double,
-      OptionalIntArrayRef, bool, at::ScalarType, const OptionalTensor&, double)>("posenc::rotary_tables");
+      OptionalIntArrayRef, bool, std::optional<at::ScalarType>, const OptionalTensor&, double)>(
+      "posenc::rotary_tables");
   return op.call(positions, inv_freq, o.length(), o.offset(), o.offsets(), o.attention_scaling(), view(o.axes()),
                  o.exact(), o.dtype(), o.decay(), o.centre());
 }

@@ -22,7 +22,7 @@ POSENC_LIBRARY_FRAGMENT(m) {
   const std::vector<at::Tag> exact{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
   const std::vector<at::Tag> drawing{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides,
                                      at::Tag::nondeterministic_seeded};
-  m.def("alibi_slopes(int num_heads, *, ScalarType dtype=float, Device? device=None) -> Tensor", tags);
+  m.def("alibi_slopes(int num_heads, *, ScalarType? dtype=None, Device? device=None) -> Tensor", tags);
   m.def(
       "t5_bucket(Tensor relative_position, *, int num_buckets=32, int max_distance=128, bool bidirectional=True) -> "
       "Tensor",
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor> fire_attention(const Tensor& query, const Tensor& key
 
 at::Tensor alibi_slopes(int64_t num_heads, at::ScalarType dtype, std::optional<at::Device> device) {
   static const auto op =
-      find_op<at::Tensor(int64_t, at::ScalarType, std::optional<at::Device>)>("posenc::alibi_slopes");
+      find_op<at::Tensor(int64_t, std::optional<at::ScalarType>, std::optional<at::Device>)>("posenc::alibi_slopes");
   return op.call(num_heads, dtype, device);
 }
 
