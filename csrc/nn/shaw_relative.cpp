@@ -52,8 +52,10 @@ void ShawRelativeImpl::reset() {
 
 void ShawRelativeImpl::reset_parameters() {
   const double bound = initial_bound(options);
-  for (auto& table : parameters()) {
-    torch::nn::init::uniform_(table, -bound, bound);
+  for (auto& table : {rel_k, rel_v}) {
+    if (table.defined()) {
+      torch::nn::init::uniform_(table, -bound, bound);
+    }
   }
 }
 

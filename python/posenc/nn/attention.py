@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -7,7 +7,7 @@ from torch.nn.functional import dropout
 
 from posenc import _C, ops
 from posenc.nn.absolute import AbsoluteEncoding
-from posenc.nn.base import Encoding, check_dense
+from posenc.nn.base import Encoding, check_dense, made, made_inside
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.rotary import RotaryEncoding
 from posenc.nn.score import ScoreEncoding
@@ -105,20 +105,22 @@ class Attention(Encoding):
         for encoding in encodings:
             self._check_sizes(encoding)
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.q_proj = torch.nn.Linear(embed_dim, width, bias=bias)
-        self.k_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias)
-        self.v_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias)
-        self.o_proj = torch.nn.Linear(width, embed_dim, bias=self.output_bias)
+        self.q_proj = made(torch.nn.Linear(embed_dim, width, bias=bias))
+        self.k_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias))
+        self.v_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias))
+        self.o_proj = made(torch.nn.Linear(width, embed_dim, bias=self.output_bias))
         needs_gate_key = score is not None and score.needs_gate_key
-        self.gate_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias) if needs_gate_key else None
+        self.gate_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias)) if needs_gate_key else None
         self.encodings = torch.nn.ModuleList(encodings)
         self._fix("embed_dim", "num_heads", "num_kv_heads", "head_dim", "bias", "output_bias", "is_causal")
 
     def reset_parameters(self) -> None:
-        """Draws the projections anew; encodings are left as they are."""
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.gate_proj):
-            if linear is not None:
-                linear.reset_parameters()
+        """Draws the projections anew; encodings, and what has replaced a projection, are left as they are."""
+        for linear in made_inside(self):
+            linear.reset_parameters()
+
+    def _reset_own(self) -> None:
+        """All parameters are those of submodules."""
 
     def extra_repr(self) -> str:
         """The options."""
@@ -279,14 +281,6 @@ class Attention(Encoding):
                 raise ValueError(
                     f"Attention: expected positions of shape {expected} for its rotary encoding, but got {shape}"
                 )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # As the base does for parameters of its own: the projections' plain modules would stay uninitialised.
-        was_meta = self.q_proj.weight.is_meta
-        result = super()._apply(fn, recurse)
-        if was_meta and not self.q_proj.weight.is_meta:
-            self.reset_parameters()
-        return result
 
 
 def _check_encodings(encodings: list[Encoding], is_causal: bool) -> ScoreEncoding | None:

@@ -1,15 +1,18 @@
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class Encoding(torch.nn.Module):
     """Base of all modules: parameters take their initial values whenever memory is new, and options are read-only.
 
-    ``to_empty`` after construction on the meta device leaves parameters of plain torch modules uninitialised; here it
-    initialises them, so that nothing computes with what the allocator left behind.
+    ``to_empty`` leaves parameters of plain torch modules uninitialised; here it initialises them, so that nothing computes
+    with what the allocator left behind. Initialised are the parameters that the module itself registered, and those of
+    submodules that it made and marked with :func:`made`. Whatever replaces a submodule is left alone.
     """
 
     _fixed: frozenset[str] = frozenset()
@@ -29,12 +32,52 @@ class Encoding(torch.nn.Module):
     def reset_parameters(self) -> None:
         """Sets every parameter to its initial value."""
 
+    def _reset_own(self) -> None:
+        """Sets the parameters that are not those of a submodule to their initial values."""
+        self.reset_parameters()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        was_meta = any(p.is_meta for p in self.parameters(recurse=False))
+        emptied = _is_to_empty(fn)
+        own = emptied or _has_meta(self)
+        parts = [part for part in made_inside(self) if emptied or _has_meta(part)]
         result = super()._apply(fn, recurse)
-        if was_meta and not any(p.is_meta for p in self.parameters(recurse=False)):
-            self.reset_parameters()
+        if own and not _has_meta(self):
+            self._reset_own()
+        for part in parts:
+            if not _has_meta(part):
+                part.reset_parameters()
         return result
+
+
+def made(module: Module) -> Module:
+    """Marks a submodule with ``reset_parameters`` as made by the encoding that holds it.
+
+    The encoding initialises it where its memory is new, also where a wrapper (an adapter, say) has come between them.
+    """
+    module._made_by_encoding = True  # type: ignore[assignment]  # kept by copies, unlike an entry in a list of the encoding
+    return module
+
+
+def made_inside(encoding: Encoding) -> Iterator[Any]:
+    """Submodules that ``encoding`` made, at any depth but inside other encodings, which care for their own."""
+    pending = list(encoding.children())
+    while pending:
+        module = pending.pop(0)
+        if isinstance(module, Encoding):
+            continue
+        if getattr(module, "_made_by_encoding", False):
+            yield module
+        pending.extend(module.children())
+
+
+def _has_meta(module: torch.nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in module.parameters(recurse=False))
+
+
+def _is_to_empty(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether ``to_empty`` is at work, which gives new memory also to parameters that are on no meta device (and to those
+    of a module that several others share once for each of them). torch shows it by nothing but this name."""
+    return getattr(fn, "__qualname__", "").startswith("Module.to_empty.")
 
 
 def check_dense(module: str, name: str, x: Tensor) -> None:

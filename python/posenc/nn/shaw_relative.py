@@ -61,7 +61,7 @@ class ShawRelative(ScoreEncoding):
 
     def reset_parameters(self) -> None:
         """Draws the tables anew."""
-        for table in self.parameters():
+        for table in self.parameters(recurse=False):
             torch.nn.init.uniform_(table, -self._bound, self._bound)
 
     def attend(
