@@ -3,10 +3,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
-from posenc.nn.base import assign
+from posenc.nn.base import assign, fake_mode
 from posenc.nn.rotary import on_device_of
 
 _alibi_terms = torch.ops.posenc._alibi_terms.default
@@ -52,7 +53,9 @@ class ALiBi(AdditiveEncoding):
             self.slopes = torch.nn.Parameter(torch.empty(num_heads))
             self.reset_parameters()
         else:
-            self.register_buffer("slopes", self._initial_slopes.clone(), persistent=False)
+            mode = fake_mode()
+            slopes = self._initial_slopes.clone() if mode is None else mode.from_tensor(self._initial_slopes)
+            self.register_buffer("slopes", slopes, persistent=False)
         self._fix("num_heads", "learnable", *(() if learnable else ("slopes",)))
 
     def reset_parameters(self) -> None:
@@ -76,5 +79,9 @@ class ALiBi(AdditiveEncoding):
         return result
 
     def _terms(self, call: ScoreCall) -> ScoreTerms:
-        slopes = self.slopes if self.learnable else on_device_of(call.query, self.slopes)
+        slopes = self.slopes
+        if not self.learnable:
+            if isinstance(slopes, FakeTensor):  # of a mode that may have ended since
+                slopes = self._initial_slopes
+            slopes = on_device_of(call.query, slopes)
         return ScoreTerms(slopes=_alibi_terms(slopes, call.query, call.key))

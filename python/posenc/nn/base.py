@@ -3,6 +3,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -93,6 +94,23 @@ def check_dense(module: str, name: str, x: Tensor) -> None:
     raise ValueError(f"{module}: expected {name} to be a dense tensor, but got {found}")
 
 
+def fake_mode() -> FakeTensorMode | None:
+    """The FakeTensorMode in force, if it refuses tensors with numbers in them."""
+    mode: FakeTensorMode | None = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return None if mode is None or mode.allow_non_fake_inputs else mode
+
+
+def beside(x: Tensor, constant: Tensor) -> Tensor:
+    """``constant`` for a call on ``x``: a fake tensor where ``x`` is one of a mode that takes no others.
+
+    Modules keep their constants as tensors with numbers, also where they are built inside FakeTensorMode, so that they
+    work after it.
+    """
+    if isinstance(x, FakeTensor) and not x.fake_mode.allow_non_fake_inputs and not isinstance(constant, FakeTensor):
+        return x.fake_mode.from_tensor(constant)
+    return constant
+
+
 @torch.no_grad()
 def assign(parameter: Tensor, value: Tensor) -> None:
     """Copies ``value`` into ``parameter``, which may be on any device, meta included, and sharded (DTensor)."""
@@ -102,4 +120,7 @@ def assign(parameter: Tensor, value: Tensor) -> None:
 
         placements = parameter.placements  # type: ignore[attr-defined]  # of DTensor
         value = distribute_tensor(value.to(parameter.device, parameter.dtype), mesh, placements)
+    mode = fake_mode()
+    if mode is not None and not isinstance(value, FakeTensor):
+        value = mode.from_tensor(value)
     parameter.copy_(value)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C, hf_rope, ops
-from posenc.nn.base import Encoding, assign, check_dense
+from posenc.nn.base import Encoding, assign, beside, check_dense
 from posenc.scaling import Scaling
 
 _rotary = torch.ops.posenc.rotary.default
@@ -130,6 +130,8 @@ class ScaledRotaryEncoding(RotaryEncoding):
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor:
         inv_freq = self.inv_freq
+        if type(q) is not Tensor:
+            inv_freq = beside(q, inv_freq)
         if self.learnable:
             inv_freq = at_least_float(inv_freq)
         if seq_len is not None and seq_len < 1:
@@ -278,6 +280,8 @@ class Rotary(ScaledRotaryEncoding):
 
 def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
     """``constant``, which modules keep on the CPU, where ``x`` is."""
+    if type(x) is not Tensor:
+        constant = beside(x, constant)
     if x.is_cpu and constant.is_cpu:  # quicker than to compare devices
         return constant
     return constant if constant.device == x.device else constant.to(x.device)

@@ -2,7 +2,7 @@ import torch
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
-
+from posenc.nn.base import beside
 _sandwich_table = torch.ops.posenc._sandwich_table.default
 
 
@@ -47,7 +47,7 @@ class Sandwich(AdditiveEncoding):
 
     def _terms(self, call: ScoreCall) -> ScoreTerms:
         table = _sandwich_table(
-            self.inv_freq,
+            beside(call.query, self.inv_freq),
             self.num_heads,
             call.query,
             call.key,

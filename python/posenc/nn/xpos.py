@@ -46,8 +46,7 @@ class XPos(RotaryEncoding):
         self.centre = centre
         self.interleaved = interleaved
         self.inv_freq, self._growth = twin.constants()
-        self._decay = -self._growth
-        self._fix("head_dim", "base", "scale_base", "centre", "interleaved", "inv_freq", "_growth", "_decay")
+        self._fix("head_dim", "base", "scale_base", "centre", "interleaved", "inv_freq", "_growth")
 
     def extra_repr(self) -> str:
         """The options."""
@@ -66,17 +65,18 @@ class XPos(RotaryEncoding):
                 "XPos: expected q and k to have equal batch, length and head_dim, but got q of shape "
                 f"{list(q.shape)} and k of shape {list(k.shape)}"
             )
-        q_turned = self._turn(q, self._growth, positions, offset)
-        return q_turned if k is None else (q_turned, self._turn(k, self._decay, positions, offset))
+        q_turned = self._turn(q, positions, offset)
+        return q_turned if k is None else (q_turned, self._turn(k, positions, offset, inverse=True))
 
-    def _turn(self, x: Tensor, decay: Tensor, positions: Tensor | None, offset: int | Tensor) -> Tensor:
+    def _turn(self, x: Tensor, positions: Tensor | None, offset: int | Tensor, *, inverse: bool = False) -> Tensor:
+        growth = on_device_of(x, self._growth)
         cos, sin = ops.rotary_tables(
             positions,
             on_device_of(x, self.inv_freq),
             length=x.shape[-2],
             offset=offset,
             dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
-            decay=on_device_of(x, decay),
+            decay=-growth if inverse else growth,
             centre=self.centre,
         )
         return ops.apply_rotary(x, cos, sin, interleaved=self.interleaved)
