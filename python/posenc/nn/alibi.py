@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensor
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
 from posenc.nn.base import assign, fake_mode
+from posenc.nn.options import plain_number, plain_numbers
 from posenc.nn.rotary import on_device_of
 
 _alibi_terms = torch.ops.posenc._alibi_terms.default
@@ -42,9 +43,10 @@ class ALiBi(AdditiveEncoding):
 
     slopes: Tensor
 
+    @plain_numbers
     def __init__(self, num_heads: int, *, slopes: Sequence[float] | Tensor | None = None, learnable: bool = False):
         super().__init__()
-        numbers = slopes.tolist() if isinstance(slopes, Tensor) else slopes
+        numbers = None if slopes is None else [plain_number("ALiBi", "slopes", slope, float) for slope in slopes]
         self._initial_slopes = _C.nn.ALiBi(num_heads, slopes=numbers).initial_slopes()
         self._given_slopes = None if numbers is None else tuple(numbers)
         self.num_heads = num_heads

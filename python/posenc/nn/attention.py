@@ -9,6 +9,7 @@ from posenc import _C, ops
 from posenc.nn.absolute import AbsoluteEncoding
 from posenc.nn.base import Encoding, check_dense, made, made_inside
 from posenc.nn.kv_cache import KVCache
+from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding
 from posenc.nn.score import ScoreEncoding
 
@@ -68,6 +69,7 @@ class Attention(Encoding):
     o_proj: torch.nn.Linear
     gate_proj: torch.nn.Linear | None
 
+    @plain_numbers
     def __init__(
         self,
         embed_dim: int,

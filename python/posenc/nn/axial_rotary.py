@@ -3,6 +3,7 @@ from torch import Tensor
 
 from posenc import _C, ops
 from posenc.nn.base import assign
+from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding, at_least_float, check_axes, on_device_of
 
 
@@ -35,6 +36,7 @@ class AxialRotary(RotaryEncoding):
 
     inv_freq: Tensor
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,

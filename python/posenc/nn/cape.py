@@ -3,6 +3,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
+from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import on_device_of
 
 _add_cape = torch.ops.posenc._add_cape.default
@@ -37,6 +38,7 @@ class CAPE(AbsoluteEncoding):
         >>> y = encoding(torch.randn(2, 16, 64))  # encoding.eval() for inference
     """
 
+    @plain_numbers
     def __init__(
         self,
         dim: int,

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.heads import check_query, check_width
+from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
 
 _cope_attention = torch.ops.posenc.cope_attention.default
@@ -56,6 +57,7 @@ class CoPE(ScoreEncoding):
     pos_emb: Tensor
     gate_bias: Tensor | None
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,

@@ -4,6 +4,8 @@ from torch import Tensor
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
 from posenc.nn.base import made, made_inside
+from posenc.nn.options import plain_numbers
+
 _fire_attention = torch.ops.posenc._fire_attention.default
 _fire_bias = torch.ops.posenc._fire_bias.default
 
@@ -48,6 +50,7 @@ class FIRE(AdditiveEncoding):
     c: Tensor
     threshold: Tensor
 
+    @plain_numbers
     def __init__(
         self, num_heads: int, *, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6
     ) -> None:

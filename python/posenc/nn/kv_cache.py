@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc.nn.base import check_dense
+from posenc.nn.options import plain_numbers
+
 _State = tuple[int, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -35,6 +37,7 @@ class KVCache:
         ...     y = attention(next_token, cache=cache)
     """
 
+    @plain_numbers
     def __init__(
         self,
         batch_size: int,

@@ -2,6 +2,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C
+from posenc.nn.options import plain_numbers
 from posenc.nn.piecewise import PiecewiseEncoding
 from posenc.nn.rotary import on_device_of
 
@@ -43,6 +44,7 @@ class ReRoPE(PiecewiseEncoding):
         >>> out = encoding.attend(q, k, v)
     """
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,

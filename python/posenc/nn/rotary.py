@@ -5,6 +5,7 @@ from torch import Tensor
 
 from posenc import _C, hf_rope, ops
 from posenc.nn.base import Encoding, assign, beside, check_dense
+from posenc.nn.options import plain_numbers
 from posenc.scaling import Scaling
 
 _rotary = torch.ops.posenc.rotary.default
@@ -187,6 +188,7 @@ class Rotary(ScaledRotaryEncoding):
 
     attention_scaling: float
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,

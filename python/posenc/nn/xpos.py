@@ -3,6 +3,7 @@ from torch import Tensor
 
 from posenc import _C, ops
 from posenc.nn.base import check_dense
+from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding, on_device_of
 
 
@@ -29,6 +30,7 @@ class XPos(RotaryEncoding):
         >>> q, k = posenc.nn.XPos(64)(torch.randn(1, 8, 16, 64), torch.randn(1, 8, 16, 64))
     """
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,
