@@ -1,11 +1,12 @@
+#include "common/checks.h"
 #include "common/dispatch.h"
+#include "common/registration.h"
 
 #include <posenc/positions.h>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/repeat_interleave.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
@@ -13,6 +14,7 @@ namespace posenc {
 namespace {
 
 at::Tensor positions_from_mask_composite(const at::Tensor& mask) {
+  check_dense("positions_from_mask", "mask", mask);
   TORCH_CHECK_TYPE(at::isIntegralType(mask.scalar_type(), /*includeBool=*/true),
                    "positions_from_mask: expected mask to be bool or integer, but got ", mask.scalar_type());
   TORCH_CHECK_VALUE(mask.dim() == 1 || mask.dim() == 2,
@@ -22,6 +24,7 @@ at::Tensor positions_from_mask_composite(const at::Tensor& mask) {
 }
 
 void check_cu_seqlens(const char* op, const at::Tensor& cu_seqlens) {
+  check_dense(op, "cu_seqlens", cu_seqlens);
   TORCH_CHECK_TYPE(at::isIntegralType(cu_seqlens.scalar_type(), /*includeBool=*/false), op,
                    ": expected cu_seqlens to be integer, but got ", cu_seqlens.scalar_type());
   TORCH_CHECK_VALUE(cu_seqlens.dim() == 1, op, ": expected cu_seqlens of shape (N + 1), but got ",
@@ -70,16 +73,22 @@ at::Tensor positions_meta(const at::Tensor& cu_seqlens, c10::SymInt total) {
   return at::empty_symint({std::move(total)}, cu_seqlens.options().dtype(at::kLong));
 }
 
+/// The most tokens of a sequence: their positions fill 48 GiB.
+constexpr int64_t kMostTokens = int64_t{1} << 31;
+
 int64_t token_count(const Span& span) {
   if (const auto* text = std::get_if<TextSpan>(&span)) {
     TORCH_CHECK_VALUE(text->length >= 0, "multimodal_positions: expected the length of text to be at least 0, but got ",
                       text->length);
+    check_numbers("multimodal_positions", "the length of text", {text->length}, kMostTokens);
     return text->length;
   }
   const auto& grid = std::get<GridSpan>(span);
   TORCH_CHECK_VALUE(grid.frames >= 1 && grid.height >= 1 && grid.width >= 1,
                     "multimodal_positions: expected every side of a grid (t, h, w) to be at least 1, but got (",
                     grid.frames, ", ", grid.height, ", ", grid.width, ")");
+  check_numbers("multimodal_positions", "the tokens t * h * w of a grid", {grid.frames, grid.height, grid.width},
+                kMostTokens);
   return grid.frames * grid.height * grid.width;
 }
 
@@ -102,7 +111,10 @@ at::Tensor segments_from_cu_seqlens(const at::Tensor& cu_seqlens, c10::SymInt to
 
 at::Tensor multimodal_positions(const std::vector<Span>& spans) {
   int64_t tokens = 0;
-  for (const Span& span : spans) tokens += token_count(span);
+  for (const Span& span : spans) {
+    tokens += token_count(span);
+    check_numbers("multimodal_positions", "the tokens of all spans", {tokens}, kMostTokens);
+  }
   at::Tensor positions = at::empty({3, tokens}, at::TensorOptions().device(at::kCPU).dtype(at::kLong));
   int64_t* time = positions.mutable_data_ptr<int64_t>();
   int64_t* row = time + tokens;
@@ -128,22 +140,26 @@ at::Tensor multimodal_positions(const std::vector<Span>& spans) {
   return positions;
 }
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   m.def("positions_from_mask(Tensor mask) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("positions_from_cu_seqlens(Tensor cu_seqlens, SymInt total) -> Tensor", {at::Tag::pt2_compliant_tag});
   m.def("segments_from_cu_seqlens(Tensor cu_seqlens, SymInt total) -> Tensor", {at::Tag::pt2_compliant_tag});
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) {
-  m.impl("positions_from_mask", &positions_from_mask_composite);
-}
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) { m.impl("positions_from_mask", &positions_from_mask_composite); }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+static void register_kernels(torch::Library& m) {
   m.impl("positions_from_cu_seqlens", &positions_kernel);
   m.impl("segments_from_cu_seqlens", &segments_kernel);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { register_kernels(m); }
+
+// Whose checks refuse nested tensors by name, those of Python's class too.
+POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { register_kernels(m); }
+POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { register_kernels(m); }
+
+POSENC_LIBRARY_IMPL(Meta, m) {
   m.impl("positions_from_cu_seqlens", &positions_meta);
   m.impl("segments_from_cu_seqlens", &segments_meta);
 }

@@ -29,6 +29,11 @@ RULES: list[Rule] = [
         re.compile(r"\bm\.def\("),
     ),
     (
+        "ops are registered with the macros of common/registration.h, which a second copy of the library survives",
+        lambda path: path.startswith("csrc/") and path != "csrc/common/registration.h",
+        re.compile(r"\bTORCH_LIBRARY(_IMPL|_FRAGMENT)?\("),
+    ),
+    (
         "no folder of one machine",
         lambda path: True,
         re.compile(r"(?<![\w.:)}-])/(work|root|home|tmp|Users)/"),

@@ -5,6 +5,7 @@
 #include "attention/reference.h"
 #include "attention/registration.h"
 #include "common/autograd_support.h"
+#include "common/registration.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -255,7 +256,7 @@ Gradients backward_autograd(const BackwardArgs& b, const Call& c) {
   return call_backward(b, c);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) { register_ops<attention_autograd, forward_autograd, backward_autograd>(m); }
+POSENC_LIBRARY_IMPL(Autograd, m) { register_ops<attention_autograd, forward_autograd, backward_autograd>(m); }
 
 /// Casts queries, keys and values as torch's scaled_dot_product_attention does; tables and biases stay as they are.
 template <c10::DispatchKey key, c10::DeviceType device>
@@ -269,10 +270,10 @@ OutAndLse attention_autocast(const Call& c) {
   return call_public(cast);
 }
 
-TORCH_LIBRARY_IMPL(posenc, AutocastCPU, m) {
+POSENC_LIBRARY_IMPL(AutocastCPU, m) {
   m.impl("attention", kAttentionEntry<attention_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>>);
 }
-TORCH_LIBRARY_IMPL(posenc, Autocast, m) {
+POSENC_LIBRARY_IMPL(Autocast, m) {
   m.impl("attention", kAttentionEntry<attention_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>>);
 }
 

@@ -3,6 +3,7 @@
 #include "attention/checks.h"
 #include "attention/registration.h"
 #include "attention/results.h"
+#include "common/registration.h"
 
 namespace posenc::attention_ops {
 namespace {
@@ -29,7 +30,7 @@ Gradients backward_meta(const BackwardArgs& b, const Call& c) {
   return gradients;
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) { register_ops<attention_meta, forward_meta, backward_meta>(m); }
+POSENC_LIBRARY_IMPL(Meta, m) { register_ops<attention_meta, forward_meta, backward_meta>(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

@@ -293,11 +293,11 @@ Gradients backward_form(const BackwardArgs& b, const Call& c) {
   return backward(b, c, mode);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   register_ops<public_form<Mode::kDevice>, forward_form<Mode::kDevice>, backward_form<Mode::kDevice>>(m);
 }
 
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) {
   register_ops<public_form<Mode::kComposite>, forward_form<Mode::kComposite>, backward_form<Mode::kComposite>>(m);
 }
 

@@ -8,8 +8,7 @@
 #include "attention/registration.h"
 #include "common/composite.h"
 #include "common/dispatch.h"
-
-#include <torch/library.h>
+#include "common/registration.h"
 
 namespace posenc {
 namespace attention_ops {
@@ -37,7 +36,7 @@ std::string gradients_schema() {
   return text;
 }
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   // Output strides follow query's, so a compiler must not change those.
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
   // The seed of dropout is drawn inside.

@@ -3,6 +3,7 @@
 
 #include "attention/call.h"
 #include "attention/registration.h"
+#include "common/registration.h"
 
 #include <ATen/ATen.h>
 #include <ATen/LegacyVmapTransforms.h>
@@ -42,7 +43,7 @@ Gradients backward_batched(const BackwardArgs& b, const Call& c) {
   return results;
 }
 
-TORCH_LIBRARY_IMPL(posenc, Batched, m) {
+POSENC_LIBRARY_IMPL(Batched, m) {
   m.impl("_attention_backward", &Entries<AttentionSignature>::template backward<backward_batched>);
 }
 

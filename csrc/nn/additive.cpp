@@ -1,4 +1,5 @@
 #include "attention/ops.h"
+#include "common/checks.h"
 #include "nn/additive_call.h"
 #include "nn/score_call.h"
 
@@ -52,6 +53,7 @@ at::Tensor AdditiveEncoding::bias(int64_t q_len, std::optional<int64_t> k_len) {
   for (const auto& [name, length] : {std::pair("q_len", q_len), std::pair("k_len", k_len.value_or(q_len))}) {
     TORCH_CHECK_VALUE(length >= 0, "bias: expected ", name, " to be at least 0, but got ", length);
   }
+  check_numbers("bias", "num_heads * q_len * k_len", {heads(), q_len, k_len.value_or(q_len)});
   at::TensorOptions options = at::TensorOptions(at::kFloat).device(at::kCPU);
   if (const at::Tensor like = parameter(); like.defined()) {
     options = like.options().dtype(like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).requires_grad({});

@@ -2,6 +2,7 @@
 
 /// What the additive modules share.
 
+#include "common/checks.h"
 #include "encodings/bias/ops.h"
 
 #include <posenc/nn/additive.h>
@@ -17,6 +18,7 @@ inline bias_ops::Span span_of(const ScoreCall& call) {
 
 inline void check_num_heads(const char* module, int64_t num_heads) {
   TORCH_CHECK_VALUE(num_heads >= 1, module, ": expected num_heads to be at least 1, but got ", num_heads);
+  check_entries(module, "num_heads", num_heads);
 }
 
 /// Memory of a parameter, in the default dtype.

@@ -1,5 +1,7 @@
 #include <posenc/nn/attention.h>
 
+#include "common/checks.h"
+
 #include <posenc/nn/rotary.h>
 #include <posenc/nn/sinusoidal.h>
 #include <posenc/ops_attention.h>
@@ -96,6 +98,11 @@ void check(const AttentionOptions& o) {
   positive("num_kv_heads", kv_heads(o));
   positive("head_dim", o.head_dim().value_or(1));
   positive("window", o.window().value_or(1));
+  if (o.head_dim()) {
+    check_numbers("Attention", "embed_dim * num_heads * head_dim", {o.embed_dim(), o.num_heads(), *o.head_dim()});
+  } else {
+    check_numbers("Attention", "embed_dim * embed_dim", {o.embed_dim(), o.embed_dim()});
+  }
   TORCH_CHECK_VALUE(o.num_heads() % kv_heads(o) == 0, "Attention: expected num_heads ", o.num_heads(),
                     " to be a multiple of num_kv_heads, but got ", kv_heads(o));
   TORCH_CHECK_VALUE(o.head_dim() || o.embed_dim() % o.num_heads() == 0, "Attention: expected embed_dim ", o.embed_dim(),
@@ -155,6 +162,9 @@ void AttentionImpl::pretty_print(std::ostream& stream) const {
 }
 
 void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOptions& call) const {
+  if (x.defined()) {
+    check_dense("Attention", "x", x);
+  }
   TORCH_CHECK_VALUE(x.defined() && x.dim() == 3 && x.size(2) == options.embed_dim(),
                     "Attention: expected x of shape (batch, length, embed_dim) with embed_dim ", options.embed_dim(),
                     ", but got ", x.defined() ? c10::str(x.sizes()) : "an undefined tensor");

@@ -1,5 +1,6 @@
 #include <posenc/nn/axial_rotary.h>
 
+#include "common/checks.h"
 #include "common/plain_tensors.h"
 #include "nn/rotary_call.h"
 
@@ -11,6 +12,8 @@ namespace {
 
 void check(const AxialRotaryOptions& o) {
   TORCH_CHECK_VALUE(o.num_axes() >= 1, "AxialRotary: expected num_axes to be at least 1, but got ", o.num_axes());
+  check_entries("AxialRotary", "num_axes", o.num_axes());
+  check_entries("AxialRotary", "head_dim", o.head_dim());
   TORCH_CHECK_VALUE(o.head_dim() >= 1 && o.head_dim() % (2 * o.num_axes()) == 0,
                     "AxialRotary: expected head_dim to be a multiple of 2 * num_axes = ", 2 * o.num_axes(),
                     ", but got ", o.head_dim());
@@ -18,6 +21,8 @@ void check(const AxialRotaryOptions& o) {
                     "AxialRotary: expected num_heads only beside learnable=True, but got ", o.num_heads().value_or(0));
   TORCH_CHECK_VALUE(!o.num_heads() || *o.num_heads() >= 1, "AxialRotary: expected num_heads to be at least 1, but got ",
                     o.num_heads().value_or(0));
+  check_numbers("AxialRotary", "num_axes * num_heads * head_dim",
+                {o.num_axes(), o.num_heads().value_or(1), o.head_dim()}, 2 * kMostEntries);
 }
 
 }  // namespace
@@ -68,6 +73,7 @@ at::Tensor AxialRotaryImpl::initial_inv_freq() const {
       std::copy_n(theta, own, mixed.begin() + (axis * heads + head) * pairs + axis * own);
     }
   }
+  const PlainTensorsGuard guard;
   const at::Tensor result = plain_tensor(mixed);
   return options.num_heads() ? result.view({axes, heads, pairs}) : result.view({axes, pairs});
 }

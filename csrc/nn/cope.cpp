@@ -1,6 +1,7 @@
 #include <posenc/nn/cope.h>
 
 #include "attention/ops.h"
+#include "common/checks.h"
 #include "encodings/cope/ops.h"
 #include "nn/score_call.h"
 
@@ -65,6 +66,8 @@ void check(const CoPEOptions& o) {
                     o.max_positions());
   TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "CoPE: expected num_heads to be at least 1, but got ",
                     o.num_heads().value_or(0));
+  check_numbers("CoPE", "num_heads * head_dim * max_positions",
+                {o.num_heads().value_or(1), o.head_dim(), o.max_positions()});
   TORCH_CHECK_VALUE(!o.gate_bias() || o.num_heads(),
                     "CoPE: expected num_heads beside gate_bias, which has one number "
                     "for each head");

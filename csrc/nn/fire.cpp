@@ -24,6 +24,7 @@ attention_ops::FireTerms fire_terms(FIREImpl& module, const bias_ops::Span& span
 void check(const FIREOptions& o) {
   check_num_heads("FIRE", o.num_heads());
   TORCH_CHECK_VALUE(o.hidden_dim() >= 1, "FIRE: expected hidden_dim to be at least 1, but got ", o.hidden_dim());
+  check_numbers("FIRE", "hidden_dim * num_heads", {o.hidden_dim(), o.num_heads()});
   const auto positive = [](const char* name, double value) {
     TORCH_CHECK_VALUE(value > 0 && std::isfinite(value), "FIRE: expected ", name,
                       " to be positive and finite, but got ", value);

@@ -1,6 +1,7 @@
 #include <posenc/nn/forgetting_bias.h>
 
 #include "attention/ops.h"
+#include "common/checks.h"
 #include "encodings/forgetting/ops.h"
 #include "nn/score_call.h"
 
@@ -36,6 +37,7 @@ AttentionFuncOptions forgetting_options(const ForgettingBiasImpl& self, const at
 void check(const ForgettingBiasOptions& o) {
   TORCH_CHECK_VALUE(o.embed_dim() >= 1, "ForgettingBias: expected embed_dim to be at least 1, but got ", o.embed_dim());
   TORCH_CHECK_VALUE(o.num_heads() >= 1, "ForgettingBias: expected num_heads to be at least 1, but got ", o.num_heads());
+  check_numbers("ForgettingBias", "embed_dim * num_heads", {o.embed_dim(), o.num_heads()});
 }
 
 ForgettingBiasImpl::ForgettingBiasImpl(ForgettingBiasOptions options) : options(std::move(options)) { reset(); }

@@ -1,5 +1,7 @@
 #include <posenc/nn/kv_cache.h>
 
+#include "common/checks.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -16,6 +18,8 @@ void check_cache_options(const KVCacheOptions& o) {
   positive("num_kv_heads", o.num_kv_heads());
   positive("max_length", o.max_length());
   positive("head_dim", o.head_dim());
+  check_numbers("KVCache", "batch_size * num_kv_heads * max_length * head_dim",
+                {o.batch_size(), o.num_kv_heads(), o.max_length(), o.head_dim()});
   TORCH_CHECK_TYPE(at::isFloatingType(o.dtype()), "KVCache: expected a floating dtype, but got ", o.dtype());
 }
 
@@ -41,6 +45,7 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
                                                    const std::optional<at::Tensor>& gate_key,
                                                    const std::optional<at::Tensor>& positions,
                                                    const std::optional<at::Tensor>& log_decay) {
+  check_dense("KVCache", "k", k);
   TORCH_CHECK_VALUE(k.dim() == 4, "KVCache: expected k of shape (batch, heads, tokens, head_dim), but got ", k.sizes());
   const int64_t tokens = k.size(2);
   check(k, "k", tokens);
@@ -86,6 +91,7 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
 
 void KVCache::check(const at::Tensor& x, const char* name, int64_t tokens) const {
   const at::DimVector shape{options_.batch_size(), options_.num_kv_heads(), tokens, options_.head_dim()};
+  check_dense("KVCache", name, x);
   TORCH_CHECK_VALUE(x.sizes() == shape, "KVCache: expected ", name, " of shape ", at::IntArrayRef(shape), ", but got ",
                     x.sizes());
   TORCH_CHECK_TYPE(x.scalar_type() == options_.dtype(), "KVCache: expected ", name, " of the cache's dtype ",

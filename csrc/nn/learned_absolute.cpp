@@ -1,5 +1,6 @@
 #include <posenc/nn/learned_absolute.h>
 
+#include "common/checks.h"
 #include "nn/absolute_call.h"
 
 #include <ATen/ops/empty.h>
@@ -12,6 +13,7 @@ void check(const LearnedAbsoluteOptions& options) {
   TORCH_CHECK_VALUE(options.max_positions() >= 1, "LearnedAbsolute: expected max_positions to be at least 1, but got ",
                     options.max_positions());
   TORCH_CHECK_VALUE(options.dim() >= 1, "LearnedAbsolute: expected dim to be at least 1, but got ", options.dim());
+  check_numbers("LearnedAbsolute", "max_positions * dim", {options.max_positions(), options.dim()});
 }
 
 LearnedAbsoluteImpl::LearnedAbsoluteImpl(LearnedAbsoluteOptions options) : options(std::move(options)) { reset(); }

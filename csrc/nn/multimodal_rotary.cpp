@@ -15,7 +15,8 @@ void check(const MultimodalRotaryOptions& o) {
   check_rotary_width("MultimodalRotary", o.head_dim(), o.rotary_dim() ? "rotary_dim" : "head_dim", width(o));
   check_seq_len("MultimodalRotary", o.seq_len());
   const auto& sections = o.sections();
-  const bool positive = std::all_of(sections.begin(), sections.end(), [](int64_t s) { return s >= 0; });
+  const bool positive =
+      std::all_of(sections.begin(), sections.end(), [&](int64_t s) { return s >= 0 && s <= width(o); });
   const int64_t sum = std::accumulate(sections.begin(), sections.end(), int64_t{0});
   TORCH_CHECK_VALUE(!sections.empty() && positive && sum == width(o) / 2,
                     "MultimodalRotary: expected sections that add up to half the rotary width, ", width(o) / 2,

@@ -1,14 +1,24 @@
 #include "nn/rotary_call.h"
 
+#include "common/checks.h"
+
 namespace posenc::nn {
 namespace {
 
-int64_t length_of(const at::Tensor& x, const RotaryForwardOptions& call) {
+int64_t length_of(const char* module, const at::Tensor& x, const RotaryForwardOptions& call) {
   if (call.positions()) {
-    return call.positions()->numel() > 0 ? std::max<int64_t>(1, call.positions()->max().item<int64_t>() + 1) : 1;
+    if (call.positions()->numel() == 0) {
+      return 1;
+    }
+    const int64_t last = call.positions()->max().item<int64_t>();
+    TORCH_CHECK_VALUE(last < std::numeric_limits<int64_t>::max(), module,
+                      ": expected positions below 2^63 - 1 beside a scaling that depends on the length, but got ",
+                      last);
+    return std::max<int64_t>(1, last + 1);
   }
   const bool rows = call.offsets() && call.offsets()->numel() > 0;
   const int64_t offset = rows ? call.offsets()->max().item<int64_t>() : call.offset();
+  check_last_position(module, offset, x.size(2));
   return std::max<int64_t>(1, offset + x.size(2));
 }
 
@@ -22,7 +32,7 @@ at::Tensor frequencies_for_call(const char* module, const at::Tensor& initial, c
     return initial.to(x.device());
   }
   const std::optional<int64_t> given = call.seq_len() ? call.seq_len() : seq_len;
-  return scaling::scaled_inv_freq(initial, scaling, width, base, given ? *given : length_of(x, call), exact)
+  return scaling::scaled_inv_freq(initial, scaling, width, base, given ? *given : length_of(module, x, call), exact)
       .to(x.device());
 }
 
@@ -32,18 +42,23 @@ at::Tensor at_least_float(const at::Tensor& parameter) {
 
 void check_rotary_width(const char* module, int64_t head_dim, const char* name, int64_t width) {
   TORCH_CHECK_VALUE(head_dim >= 1, module, ": expected head_dim to be at least 1, but got ", head_dim);
+  check_entries(module, "head_dim", head_dim);
   TORCH_CHECK_VALUE(width >= 0 && width % 2 == 0, module, ": expected ", name, " to be even, but got ", width);
   TORCH_CHECK_VALUE(width <= head_dim, module, ": expected ", name, " to be at most head_dim ", head_dim, ", but got ",
                     width);
 }
 
 void check_call_shape(const char* module, int64_t head_dim, const at::Tensor& q) {
+  if (q.defined()) {
+    check_dense(module, "q", q);
+  }
   TORCH_CHECK_VALUE(q.defined() && q.dim() == 4 && q.size(3) == head_dim, module,
                     ": expected q of shape (batch, heads, length, head_dim) with head_dim ", head_dim, ", but got ",
                     q.defined() ? c10::str(q.sizes()) : "an undefined tensor");
 }
 
 void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k) {
+  check_dense(module, "k", k);
   const bool same = k.dim() == 4 && q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(3) == k.size(3);
   TORCH_CHECK_VALUE(same, module, ": expected q and k to have equal batch, length and head_dim, but got q of shape ",
                     q.sizes(), " and k of shape ", k.sizes());

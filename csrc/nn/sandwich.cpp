@@ -13,6 +13,7 @@ void SandwichImpl::reset() {
   check_num_heads("Sandwich", options.num_heads());
   const int64_t dim = options.dim();
   TORCH_CHECK_VALUE(dim >= 2 && dim % 2 == 0, "Sandwich: expected dim to be even and at least 2, but got ", dim);
+  check_entries("Sandwich", "dim", dim);
   std::vector<double> theta;
   for (int64_t k = 1; k <= dim / 2; ++k) {
     theta.push_back(std::pow(10000.0, -2.0 * static_cast<double>(k) / static_cast<double>(dim)));

@@ -1,8 +1,13 @@
 #include "nn/score_call.h"
 
+#include "common/checks.h"
+
 namespace posenc::nn {
 
 void check_width(const char* module, const char* name, const at::Tensor& x, int64_t head_dim) {
+  if (x.defined()) {
+    check_dense(module, name, x);
+  }
   TORCH_CHECK_VALUE(x.defined() && x.dim() == 4 && x.size(3) == head_dim, module, ": expected ", name,
                     " of shape (batch, heads, length, head_dim) with head_dim ", head_dim, ", but got ",
                     x.defined() ? c10::str(x.sizes()) : "an undefined tensor");

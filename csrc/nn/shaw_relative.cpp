@@ -1,6 +1,7 @@
 #include <posenc/nn/shaw_relative.h>
 
 #include "attention/ops.h"
+#include "common/checks.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/empty.h>
@@ -24,6 +25,9 @@ void check(const ShawRelativeOptions& o) {
                     o.max_distance());
   TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "ShawRelative: expected num_heads to be at least 1, but got ",
                     o.num_heads().value_or(0));
+  check_numbers("ShawRelative", "max_distance", {o.max_distance()});
+  check_numbers("ShawRelative", "num_heads * (2 * max_distance + 1) * head_dim",
+                {o.num_heads().value_or(1), 2 * o.max_distance() + 1, o.head_dim()});
 }
 
 double initial_bound(const ShawRelativeOptions& o) {
@@ -48,8 +52,10 @@ void ShawRelativeImpl::reset() {
 
 void ShawRelativeImpl::reset_parameters() {
   const double bound = initial_bound(options);
-  for (auto& table : parameters()) {
-    torch::nn::init::uniform_(table, -bound, bound);
+  for (auto& table : {rel_k, rel_v}) {
+    if (table.defined()) {
+      torch::nn::init::uniform_(table, -bound, bound);
+    }
   }
 }
 

@@ -1,3 +1,4 @@
+#include "common/checks.h"
 #include "common/plain_tensors.h"
 #include "nn/absolute_call.h"
 
@@ -23,6 +24,7 @@ at::Tensor sinusoid_frequencies(const char* module, int64_t dim, double base, Si
   const bool tensor2tensor = layout == SinusoidalLayout::kTensor2Tensor;
   TORCH_CHECK_VALUE(dim >= (tensor2tensor ? 2 : 1), module, ": expected dim to be at least ", tensor2tensor ? 2 : 1,
                     tensor2tensor ? " in the layout of tensor2tensor" : "", ", but got ", dim);
+  check_entries(module, "dim", dim);
   TORCH_CHECK_VALUE(base > 0 && std::isfinite(base), module, ": expected base to be positive and finite, but got ",
                     base);
   const int64_t pairs = tensor2tensor ? dim / 2 : (dim + 1) / 2;

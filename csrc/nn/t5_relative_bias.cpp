@@ -11,6 +11,8 @@ namespace posenc::nn {
 void check(const T5RelativeBiasOptions& o) {
   check_num_heads("T5RelativeBias", o.num_heads());
   bias_ops::check_buckets("T5RelativeBias", o.num_buckets(), o.max_distance(), o.bidirectional());
+  check_entries("T5RelativeBias", "max_distance", o.max_distance());
+  check_numbers("T5RelativeBias", "num_buckets * num_heads", {o.num_buckets(), o.num_heads()});
   TORCH_CHECK_VALUE(!o.scale() || std::isfinite(*o.scale()), "T5RelativeBias: expected a finite scale, but got ",
                     *o.scale());
 }

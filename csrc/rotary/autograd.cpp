@@ -2,11 +2,11 @@
 /// order exist and only positions and frequencies are saved. Gradients to frequencies and positions go through tables.
 
 #include "common/autograd_support.h"
+#include "common/registration.h"
 #include "rotary/checks.h"
 #include "rotary/reference.h"
 
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 namespace posenc::rotary_ops {
 namespace {
@@ -248,7 +248,7 @@ void apply_rotary_qk_inplace_autograd(const Tensor& q, const Tensor& k, const Te
   apply_rotary_qk_(q, k, cos, sin, interleaved, inverse);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) {
+POSENC_LIBRARY_IMPL(Autograd, m) {
   m.impl("rotary", &flat_rotary<rotary_autograd>);
   m.impl("rotary_qk", &flat_rotary_qk<rotary_qk_autograd>);
   m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_inplace_autograd>);
@@ -279,7 +279,7 @@ void apply_rotary_qk_inplace_version(const Tensor& q, const Tensor& k, const Ten
   torch::autograd::impl::bump_version(k);
 }
 
-TORCH_LIBRARY_IMPL(posenc, ADInplaceOrView, m) {
+POSENC_LIBRARY_IMPL(ADInplaceOrView, m) {
   m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_inplace_version>);
   m.impl("apply_rotary_qk_", &apply_rotary_qk_inplace_version);
 }

@@ -28,6 +28,7 @@ struct AngleShape {
 inline void check_rotated(const char* op, std::initializer_list<Rotated> rotated) {
   const Tensor& first = rotated.begin()->tensor;
   for (const auto& [name, x] : rotated) {
+    check_dense(op, name, x);
     TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), op, ": expected ", name,
                      " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
     TORCH_CHECK_VALUE(x.dim() == 4, op, ": expected ", name, " of shape (batch, heads, length, head_dim), but got ",
@@ -50,6 +51,7 @@ inline void check_width(const char* op, const Rotated& rotated, const c10::SymIn
 
 inline AngleShape check_frequencies(const char* op, const Tensor& inv_freq,
                                     const std::optional<std::vector<int64_t>>& axes, double attention_scaling) {
+  check_dense(op, "inv_freq", inv_freq);
   TORCH_CHECK_TYPE(inv_freq.scalar_type() == at::kFloat || inv_freq.scalar_type() == at::kDouble, op,
                    ": expected inv_freq to be float64 or float32, but got ", inv_freq.scalar_type());
   TORCH_CHECK_VALUE(inv_freq.dim() >= 1 && inv_freq.dim() <= 3, op,
@@ -84,6 +86,7 @@ inline void check_positions(const char* op, const OptionalTensor& positions, con
                             const c10::SymInt& offset, const OptionalTensor& offsets,
                             const std::optional<c10::SymInt>& batch, const std::optional<c10::SymInt>& length) {
   if (offsets) {
+    check_dense(op, "offset", *offsets);
     TORCH_CHECK_TYPE(at::isIntegralType(offsets->scalar_type(), false), op,
                      ": expected a tensor offset to be an integer type, but got ", offsets->scalar_type());
     TORCH_CHECK_VALUE(offsets->dim() == 1 && (!batch || holds(offsets->sym_size(0).sym_eq(*batch))), op,
@@ -93,11 +96,15 @@ inline void check_positions(const char* op, const OptionalTensor& positions, con
     check_same_device(op, "offset", *offsets, inv_freq.device());
   }
   if (!positions) {
+    if (length) {
+      check_last_position(op, offset, *length);
+    }
     return;
   }
   TORCH_CHECK_VALUE(holds(offset.sym_eq(0)), op, ": expected no offset beside positions, but got offset ", offset,
                     "; add it to the positions");
   const Tensor& p = *positions;
+  check_dense(op, "positions", p);
   TORCH_CHECK_TYPE(at::isIntegralType(p.scalar_type(), false) || at::isFloatingType(p.scalar_type()), op,
                    ": expected positions to be an integer or floating type, but got ", p.scalar_type());
   check_same_device(op, "positions", p, inv_freq.device());
@@ -156,8 +163,13 @@ inline AngleShape check_tables(const OptionalTensor& positions, const Tensor& in
   TORCH_CHECK_VALUE(positions || o.length(), op, ": expected length where positions is None");
   TORCH_CHECK_VALUE(!o.length() || holds(o.length()->sym_ge(0)), op, ": expected length to be at least 0, but got ",
                     *o.length());
+  const auto length = o.length() ? o.length()->maybe_as_int() : std::nullopt, pairs = shape.pairs.maybe_as_int();
+  if (length && pairs) {
+    check_numbers(op, "length * R/2", {*length, *pairs});
+  }
   if (o.decay()) {
     const Tensor& decay = *o.decay();
+    check_dense(op, "decay", decay);
     TORCH_CHECK_TYPE(decay.scalar_type() == at::kFloat || decay.scalar_type() == at::kDouble, op,
                      ": expected decay to be float64 or float32, but got ", decay.scalar_type());
     TORCH_CHECK_VALUE(!shape.multi_axis && decay.dim() == 1 && holds(decay.sym_size(0).sym_eq(shape.pairs)), op,
@@ -197,6 +209,7 @@ inline void check_apply(const char* op, std::initializer_list<Rotated> rotated, 
   const Tensor& first = rotated.begin()->tensor;
   for (const Rotated& table : {Rotated{"cos", cos}, Rotated{"sin", sin}}) {
     const Tensor& t = table.tensor;
+    check_dense(op, table.name, t);
     TORCH_CHECK_TYPE(is_supported_float(t.scalar_type()), op, ": expected ", table.name,
                      " to be float32, float64, bfloat16 or float16, but got ", t.scalar_type());
     check_same_device(op, table.name, t, first.device());

@@ -1,10 +1,10 @@
 /// Shapes, dtypes and strides of the rotary ops without data.
 
+#include "common/registration.h"
 #include "rotary/checks.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 namespace posenc::rotary_ops {
 namespace {
@@ -48,7 +48,7 @@ void apply_rotary_qk_inplace_meta(const Tensor& q, const Tensor& k, const Tensor
   check_apply("apply_rotary_qk_", {{"q", q}, {"k", k}}, cos, sin);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) {
+POSENC_LIBRARY_IMPL(Meta, m) {
   m.impl("rotary", &flat_rotary<rotary_meta>);
   m.impl("rotary_qk", &flat_rotary_qk<rotary_qk_meta>);
   m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_inplace_meta>);

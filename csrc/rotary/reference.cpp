@@ -1,9 +1,9 @@
 #include "rotary/reference.h"
 
+#include "common/registration.h"
 #include "rotary/checks.h"
 
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 namespace posenc::rotary_ops {
 namespace reference {
@@ -161,6 +161,7 @@ Tensor permute_weight(const Tensor& weight, int64_t num_heads, c10::string_view 
   const char* op = "permute_rotary_weight";
   TORCH_CHECK_VALUE(to == "half" || to == "interleaved", op, ": expected to to be 'half' or 'interleaved', but got '",
                     to, "'");
+  check_dense(op, "weight", weight);
   TORCH_CHECK_VALUE(weight.dim() >= 1, op, ": expected weight of shape (num_heads * head_dim, ..), but got a scalar");
   TORCH_CHECK_VALUE(num_heads >= 1 && weight.size(0) % num_heads == 0, op,
                     ": expected num_heads to divide the rows of weight, but got ", num_heads, " heads for ",
@@ -176,7 +177,7 @@ Tensor permute_weight(const Tensor& weight, int64_t num_heads, c10::string_view 
   return at::cat({pairs.transpose(1, 2).flatten(1, 2), heads.narrow(1, turning, head_dim - turning)}, 1).flatten(0, 1);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeImplicitAutograd, m) { m.impl("permute_rotary_weight", &permute_weight); }
+POSENC_LIBRARY_IMPL(CompositeImplicitAutograd, m) { m.impl("permute_rotary_weight", &permute_weight); }
 
 /// Outputs of other devices have the strides that the meta kernels promise.
 Tensor like(const Tensor& x, const Tensor& y) { return at::empty_like(x).copy_(y); }
@@ -202,7 +203,7 @@ std::tuple<Tensor, Tensor> apply_rotary_qk_other(const Tensor& q, const Tensor& 
   return {like(q, q_turned), like(k, k_turned)};
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("rotary", &flat_rotary<rotary_other>);
   m.impl("rotary_qk", &flat_rotary_qk<rotary_qk_other>);
   m.impl("rotary_qk_", &flat_rotary_qk<reference::rotary_qk_>);
@@ -228,12 +229,12 @@ void apply_rotary_qk_functional(const Tensor& q, const Tensor& k, const Tensor& 
   k.copy_(k_turned);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Functionalize, m) {
+POSENC_LIBRARY_IMPL(Functionalize, m) {
   m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_functional>);
   m.impl("apply_rotary_qk_", &apply_rotary_qk_functional);
 }
 
-TORCH_LIBRARY_IMPL(posenc, FuncTorchBatched, m) {
+POSENC_LIBRARY_IMPL(FuncTorchBatched, m) {
   m.impl("rotary", &flat_rotary<reference::rotary>);
   m.impl("rotary_qk", &flat_rotary_qk<reference::rotary_qk>);
   m.impl("rotary_qk_", &flat_rotary_qk<reference::rotary_qk_>);

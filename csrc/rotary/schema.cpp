@@ -1,10 +1,9 @@
 /// The schemas of the rotary ops, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 
 #include <posenc/ops.h>
-
-#include <torch/library.h>
 
 namespace posenc {
 namespace {
@@ -17,8 +16,9 @@ using OptionalTensor = std::optional<Tensor>;
   "*, float attention_scaling=1.0, bool interleaved=False, bool inverse=False, int[]? axes=None, bool " \
   "exact=True, SymInt offset=0, Tensor? offsets=None"
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
-  // Output strides follow the input's, so a compiler must not change those.
+POSENC_LIBRARY_FRAGMENT(m) {
+  // Output strides follow the input's, so a compiler must not change those. No ScalarType has a default of its own: it
+  // would be an integer to AOTInductor, which then cannot load the call.
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
   m.def("rotary(Tensor x, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> Tensor", tags);
   m.def("rotary_qk(Tensor q, Tensor k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> (Tensor, Tensor)",
@@ -26,7 +26,7 @@ TORCH_LIBRARY_FRAGMENT(posenc, m) {
   m.def("rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> ()", tags);
   m.def(
       "rotary_tables(Tensor? positions, Tensor inv_freq, *, SymInt? length=None, SymInt offset=0, Tensor? offsets=None, "
-      "float attention_scaling=1.0, int[]? axes=None, bool exact=True, ScalarType dtype=float, Tensor? decay=None, "
+      "float attention_scaling=1.0, int[]? axes=None, bool exact=True, ScalarType? dtype=None, Tensor? decay=None, "
       "float centre=0.0) -> (Tensor, Tensor)",
       tags);
   m.def("apply_rotary(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False) -> Tensor",
@@ -83,7 +83,8 @@ std::tuple<Tensor, Tensor> rotary_tables(const OptionalTensor& positions, const 
                                          const RotaryTablesFuncOptions& o) {
   static const auto op = find_op<std::tuple<Tensor, Tensor>(
       const OptionalTensor&, const Tensor&, std::optional<c10::SymInt>, c10::SymInt, const OptionalTensor&, double,
-      OptionalIntArrayRef, bool, at::ScalarType, const OptionalTensor&, double)>("posenc::rotary_tables");
+      OptionalIntArrayRef, bool, std::optional<at::ScalarType>, const OptionalTensor&, double)>(
+      "posenc::rotary_tables");
   return op.call(positions, inv_freq, o.length(), o.offset(), o.offsets(), o.attention_scaling(), view(o.axes()),
                  o.exact(), o.dtype(), o.decay(), o.centre());
 }

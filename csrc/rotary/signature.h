@@ -59,8 +59,8 @@ auto flat_rotary_qk(const Tensor& q, const Tensor& k, const OptionalTensor& posi
 template <auto kernel>
 auto flat_rotary_tables(const OptionalTensor& positions, const Tensor& inv_freq, std::optional<c10::SymInt> length,
                         c10::SymInt offset, const OptionalTensor& offsets, double attention_scaling,
-                        at::OptionalIntArrayRef axes, bool exact, at::ScalarType dtype, const OptionalTensor& decay,
-                        double centre) {
+                        at::OptionalIntArrayRef axes, bool exact, std::optional<at::ScalarType> dtype,
+                        const OptionalTensor& decay, double centre) {
   return kernel(positions, inv_freq,
                 RotaryTablesFuncOptions()
                     .length(std::move(length))
@@ -69,7 +69,7 @@ auto flat_rotary_tables(const OptionalTensor& positions, const Tensor& inv_freq,
                     .attention_scaling(attention_scaling)
                     .axes(to_vector(axes))
                     .exact(exact)
-                    .dtype(dtype)
+                    .dtype(dtype.value_or(at::kFloat))
                     .decay(decay)
                     .centre(centre));
 }

@@ -1,5 +1,6 @@
 #include <posenc/scaling.h>
 
+#include "common/checks.h"
 #include "common/plain_tensors.h"
 #include "formulas.h"
 
@@ -20,6 +21,7 @@ double yarn_magnitude(double factor, double mscale) {
 void check_arguments(int64_t dim, double base, const Scaling& scaling) {
   validate(scaling);
   TORCH_CHECK_VALUE(dim >= 0 && dim % 2 == 0, "frequencies: expected dim to be even and at least 0, but got ", dim);
+  check_entries("frequencies", "dim", dim);
   TORCH_CHECK_VALUE(base > 0 && std::isfinite(base), "frequencies: expected base to be positive and finite, but got ",
                     base);
   if (std::holds_alternative<NTK>(scaling) || std::holds_alternative<DynamicNTK>(scaling)) {

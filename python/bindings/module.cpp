@@ -1,8 +1,13 @@
 #include "bindings.h"
 
+#include <posenc/nn/alibi.h>
 #include <posenc/version.h>
 
 PYBIND11_MODULE(_C, m) {
+  if (pybind11::detail::get_type_info(typeid(posenc::nn::ALiBiImpl), /*throw_if_missing=*/false) != nullptr) {
+    throw pybind11::import_error(
+        "posenc: this process has imported another copy of posenc already, which goes on to work: import one copy only");
+  }
   m.def("version", &posenc::version);
   m.def("torch_version", &posenc::torch_version);
   m.def("cpu_capability", &posenc::cpu_capability);

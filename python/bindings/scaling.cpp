@@ -11,6 +11,25 @@
 namespace py = pybind11;
 using namespace posenc::scaling;
 
+/// An int among the arguments. Not a bool, which is an int to Python and a mistake here.
+struct Whole {
+  int64_t value;
+  operator int64_t() const { return value; }
+};
+
+template <>
+struct pybind11::detail::type_caster<Whole> {
+  PYBIND11_TYPE_CASTER(Whole, make_caster<int64_t>::name);
+  bool load(handle source, bool convert) {
+    make_caster<int64_t> number;
+    if (PyBool_Check(source.ptr()) || !number.load(source, convert)) {
+      return false;
+    }
+    value.value = cast_op<int64_t>(number);
+    return true;
+  }
+};
+
 void bind_hf_rope(py::module_& m);  // hf_rope.cpp
 
 namespace {
@@ -151,7 +170,7 @@ void bind_fixed_factor_types(py::module_& m) {
         >>> posenc.scaling.TruncatedBasis(2048)
         TruncatedBasis(length=2048)
     )");
-  truncated.def(py::init([](int64_t length) { return validated(TruncatedBasis(length)); }), py::arg("length"))
+  truncated.def(py::init([](Whole length) { return validated(TruncatedBasis(length)); }), py::arg("length"))
       .POSENC_FIELD(TruncatedBasis, length);
   make_value(truncated, std::array{"length"});
 
@@ -196,7 +215,7 @@ void bind_length_dependent_types(py::module_& m) {
         DynamicNTK(factor=2, original_max_positions=4096)
     )");
   dynamic
-      .def(py::init([](double factor, int64_t original) { return validated(DynamicNTK(factor, original)); }),
+      .def(py::init([](double factor, Whole original) { return validated(DynamicNTK(factor, original)); }),
            py::arg("factor"), py::arg("original_max_positions"))
       .POSENC_FIELD(DynamicNTK, factor)
       .POSENC_FIELD(DynamicNTK, original_max_positions);
@@ -226,7 +245,7 @@ void bind_length_dependent_types(py::module_& m) {
         LongRoPE(short_factor=[1, 1], long_factor=[2, 4], original_max_positions=8)
     )");
   long_rope
-      .def(py::init([](std::vector<double> short_factor, std::vector<double> long_factor, int64_t original,
+      .def(py::init([](std::vector<double> short_factor, std::vector<double> long_factor, Whole original,
                        std::optional<double> factor, std::optional<double> attention_factor) {
              return validated(LongRoPE(std::move(short_factor), std::move(long_factor), original)
                                   .factor(factor)
@@ -264,7 +283,7 @@ void bind_ramp_types(py::module_& m) {
         NTKByParts(factor=4, original_max_positions=8192)
     )");
   by_parts
-      .def(py::init([](double factor, int64_t original, double beta_fast, double beta_slow) {
+      .def(py::init([](double factor, Whole original, double beta_fast, double beta_slow) {
              return validated(NTKByParts(factor, original).beta_fast(beta_fast).beta_slow(beta_slow));
            }),
            py::arg("factor"), py::arg("original_max_positions"), py::arg("beta_fast") = 32.0,
@@ -304,7 +323,7 @@ void bind_ramp_types(py::module_& m) {
         >>> posenc.scaling.Yarn(4, 8192, truncate=False)
         Yarn(factor=4, original_max_positions=8192, truncate=False)
     )");
-  yarn.def(py::init([](double factor, int64_t original, double beta_fast, double beta_slow,
+  yarn.def(py::init([](double factor, Whole original, double beta_fast, double beta_slow,
                        std::optional<double> attention_factor, std::optional<double> mscale,
                        std::optional<double> mscale_all_dim, bool truncate, const std::string& ramp) {
              return validated(Yarn(factor, original)
@@ -359,7 +378,7 @@ void bind_ramp_types(py::module_& m) {
         Llama3(factor=8, original_max_positions=8192)
     )");
   llama3
-      .def(py::init([](double factor, int64_t original, double low_freq_factor, double high_freq_factor) {
+      .def(py::init([](double factor, Whole original, double low_freq_factor, double high_freq_factor) {
              return validated(
                  Llama3(factor, original).low_freq_factor(low_freq_factor).high_freq_factor(high_freq_factor));
            }),

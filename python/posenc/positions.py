@@ -84,7 +84,7 @@ def multimodal_positions(spans: Sequence[tuple[str, int | tuple[int, int, int]]]
         Result: (3, T), int64, on the CPU; T the tokens of all spans.
 
     Raises:
-        ValueError: Another kind of span, a negative length, a side below 1.
+        ValueError: Another kind of span, a negative length, a side below 1, more than 2**31 tokens.
 
     Example:
         >>> posenc.positions.multimodal_positions([("text", 2), ("image", (1, 2, 2)), ("text", 1)])

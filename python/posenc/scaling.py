@@ -84,7 +84,7 @@ def frequencies(
         inv_freq: (dim / 2), float64, or float32 where exact is False.
 
     Raises:
-        ValueError: `dim` is odd or negative, `base` is not positive, `dim` does not suit the scaling.
+        ValueError: `dim` is odd, negative or above 2**24, `base` is not positive, `dim` does not suit the scaling.
 
     Example:
         >>> posenc.scaling.frequencies(4)

@@ -6,6 +6,7 @@
 #include "attention/reference.h"
 #include "attention/registration.h"
 #include "attention/results.h"
+#include "common/registration.h"
 
 #include <ATen/ATen.h>
 
@@ -92,7 +93,7 @@ Gradients attention_backward_cpu(const BackwardArgs& b, const Call& c) {
   return b.saved.lse.scalar_type() == at::kDouble ? run_backward<double>(b, c) : run_backward<float>(b, c);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CPU, m) { register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m); }
+POSENC_LIBRARY_IMPL(CPU, m) { register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

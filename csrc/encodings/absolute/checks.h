@@ -13,6 +13,9 @@ namespace posenc::absolute_ops {
 /// every module takes floating ones.
 inline void check_call(const char* module, const Tensor& x, const c10::SymInt& dim, const Place& place,
                        const Tensor& constant, bool floating_positions) {
+  check_dense(module, "x", x);
+  check_dense(module, "offset", place.offsets);
+  check_dense(module, "positions", place.positions);
   TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), module,
                    ": expected x to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
   TORCH_CHECK_VALUE((x.dim() == 2 || x.dim() == 3) && holds(x.sym_size(-1).sym_eq(dim)), module,
@@ -33,6 +36,7 @@ inline void check_call(const char* module, const Tensor& x, const c10::SymInt& d
     check_same_device(module, "offset", rows, x.device());
   }
   if (!place.positions) {
+    check_last_position(module, place.offset, x.sym_size(-2));
     return;
   }
   TORCH_CHECK_VALUE(holds(place.offset.sym_eq(0)), module, ": expected no offset beside positions, but got offset ",

@@ -22,6 +22,7 @@ Tensor counted(const Place& place, const c10::SymInt& length, const at::TensorOp
 /// Attention Is All You Need (arXiv 1706.03762), section 3.5: sin and cos of position * inv_freq[k], (.., T, dim).
 Tensor sinusoids(const char* module, const Tensor& x, const Place& place, const Tensor& inv_freq, int64_t dim,
                  bool interleaved) {
+  check_dense(module, "inv_freq", inv_freq);
   TORCH_CHECK_VALUE(inv_freq.dim() == 1, module, ": expected inv_freq of shape (pairs), but got ",
                     inv_freq.sym_sizes());
   const int64_t pairs = inv_freq.sym_size(0).guard_int(__FILE__, __LINE__);
@@ -47,14 +48,20 @@ Tensor sinusoidal_composite(const Tensor& x, const OptionalTensor& positions, co
 
 Tensor learned_composite(const Tensor& x, const OptionalTensor& positions, const Tensor& weight, c10::SymInt offset,
                          const OptionalTensor& offsets) {
+  check_dense("LearnedAbsolute", "weight", weight);
   TORCH_CHECK_VALUE(weight.dim() == 2, "LearnedAbsolute: expected weight of shape (max_positions, dim), but got ",
                     weight.sym_sizes());
   const Place place{positions, std::move(offset), offsets};
   check_call("LearnedAbsolute", x, weight.sym_size(1), place, weight, /*floating_positions=*/false);
   const c10::SymInt limit = weight.sym_size(0), length = x.sym_size(-2);
-  if (positions || offsets) {
-    const Tensor index = positions ? *positions : counted(place, length, x.options().dtype(at::kLong));
-    return plus(x, at::embedding(weight, checked_positions(index, limit)));
+  if (positions) {
+    return plus(x, at::embedding(weight, checked_positions(*positions, limit)));
+  }
+  if (offsets) {
+    // Offsets that are too large stay so, and no sum overflows.
+    const Place start{positions, 0, offsets->to(at::kLong).clamp_max(c10::Scalar(limit))};
+    return plus(x,
+                at::embedding(weight, checked_positions(counted(start, length, x.options().dtype(at::kLong)), limit)));
   }
   const c10::SymInt end = place.offset + length;
   TORCH_CHECK_VALUE(holds(place.offset.sym_ge(0)) && holds(end.sym_le(limit)),
@@ -125,12 +132,12 @@ POSENC_COMPOSITES(m) {
   m.impl("_add_cape", &cape_composite);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) { m.impl("_checked_positions", &checked_positions_kernel); }
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_checked_positions", &checked_positions_kernel); }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) { m.impl("_checked_positions", &checked_positions_meta); }
+POSENC_LIBRARY_IMPL(Meta, m) { m.impl("_checked_positions", &checked_positions_meta); }
 
 // Integers have no derivative.
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) { m.impl("_checked_positions", torch::CppFunction::makeFallthrough()); }
+POSENC_LIBRARY_IMPL(Autograd, m) { m.impl("_checked_positions", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace posenc::absolute_ops

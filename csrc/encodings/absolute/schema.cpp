@@ -1,14 +1,13 @@
 /// The schemas of the absolute encodings' ops, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 #include "encodings/absolute/ops.h"
-
-#include <torch/library.h>
 
 namespace posenc::absolute_ops {
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   m.def(
       "_add_sinusoidal(Tensor x, Tensor? positions, Tensor inv_freq, int dim, *, bool interleaved=True, "

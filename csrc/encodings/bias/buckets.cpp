@@ -1,6 +1,8 @@
 /// The slopes of ALiBi and the buckets of T5: numbers without derivatives.
 
+#include "common/checks.h"
 #include "common/plain_tensors.h"
+#include "common/registration.h"
 #include "encodings/bias/ops.h"
 
 #include <ATen/ops/abs.h>
@@ -8,7 +10,6 @@
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include <bit>
 #include <cmath>
@@ -17,6 +18,7 @@ namespace posenc::bias_ops {
 
 std::vector<double> alibi_slope_list(int64_t num_heads) {
   TORCH_CHECK_VALUE(num_heads >= 1, "alibi_slopes: expected num_heads to be at least 1, but got ", num_heads);
+  check_entries("alibi_slopes", "num_heads", num_heads);
   const auto lower = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(num_heads)));
   std::vector<double> slopes;
   for (int64_t h = 1; h <= lower; ++h) {
@@ -33,6 +35,7 @@ void check_buckets(const char* op, int64_t num_buckets, int64_t max_distance, bo
   TORCH_CHECK_VALUE(num_buckets >= least && (!bidirectional || num_buckets % 2 == 0), op,
                     ": expected num_buckets to be ", bidirectional ? "even, half of it for each direction, and " : "",
                     "at least ", least, ", but got ", num_buckets);
+  check_entries(op, "num_buckets", num_buckets);
   const int64_t exact = num_buckets / (bidirectional ? 4 : 2);
   TORCH_CHECK_VALUE(max_distance > exact, op, ": expected max_distance to be larger than the ", exact,
                     " distances that have a bucket each, but got ", max_distance);
@@ -64,7 +67,8 @@ std::vector<int64_t> bucket_starts(int64_t buckets, int64_t max_distance) {
   return starts;
 }
 
-Tensor alibi_slopes_kernel(int64_t num_heads, at::ScalarType dtype, std::optional<at::Device> device) {
+Tensor alibi_slopes_kernel(int64_t num_heads, std::optional<at::ScalarType> given, std::optional<at::Device> device) {
+  const at::ScalarType dtype = given.value_or(at::kFloat);
   TORCH_CHECK_TYPE(at::isFloatingType(dtype), "alibi_slopes: expected dtype to be a floating type, but got ", dtype);
   const auto slopes = alibi_slope_list(num_heads);
   const auto options = at::TensorOptions().dtype(dtype).device(device.value_or(at::kCPU));
@@ -75,6 +79,7 @@ Tensor alibi_slopes_kernel(int64_t num_heads, at::ScalarType dtype, std::optiona
 }
 
 void check_t5_bucket(const Tensor& relative_position, int64_t num_buckets, int64_t max_distance, bool bidirectional) {
+  check_dense("t5_bucket", "relative_position", relative_position);
   TORCH_CHECK_TYPE(at::isIntegralType(relative_position.scalar_type(), /*includeBool=*/false),
                    "t5_bucket: expected relative_position to be an integer type, but got ",
                    relative_position.scalar_type());
@@ -99,15 +104,19 @@ Tensor t5_bucket_meta(const Tensor& relative_position, int64_t num_buckets, int6
   return at::empty_like(relative_position, at::kLong);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) {
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("alibi_slopes", &alibi_slopes_kernel);
   m.impl("t5_bucket", &t5_bucket_kernel);
 }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) { m.impl("t5_bucket", &t5_bucket_meta); }
+POSENC_LIBRARY_IMPL(Meta, m) { m.impl("t5_bucket", &t5_bucket_meta); }
+
+// Whose checks refuse nested tensors by name, those of Python's class too.
+POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { m.impl("t5_bucket", &t5_bucket_kernel); }
+POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { m.impl("t5_bucket", &t5_bucket_kernel); }
 
 // Integers have no derivative.
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) { m.impl("t5_bucket", torch::CppFunction::makeFallthrough()); }
+POSENC_LIBRARY_IMPL(Autograd, m) { m.impl("t5_bucket", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace posenc::bias_ops

@@ -10,6 +10,10 @@ namespace posenc::bias_ops {
 /// A call of `module`, which has `num_heads` heads and reads `parameter`.
 inline void check_span(const char* module, const c10::SymInt& num_heads, const Tensor& parameter, const Span& span) {
   const Tensor &query = span.query, &key = span.key;
+  check_dense(module, "query", query);
+  check_dense(module, "key", key);
+  check_dense(module, "q_positions", span.q_positions);
+  check_dense(module, "k_positions", span.k_positions);
   TORCH_CHECK_VALUE(query.dim() == 4 && holds(query.sym_size(1).sym_eq(num_heads)), module,
                     ": expected query of shape (batch, heads, length, head_dim) with ", num_heads,
                     " heads, as num_heads is ", num_heads, ", but got ", query.sym_sizes());
@@ -21,6 +25,7 @@ inline void check_span(const char* module, const c10::SymInt& num_heads, const T
 
 /// A parameter with one entry for each head.
 inline void check_per_head(const char* module, const char* name, const Tensor& parameter) {
+  check_dense(module, name, parameter);
   TORCH_CHECK_VALUE(parameter.dim() == 1, module, ": expected ", name, " of shape (num_heads), but got ",
                     parameter.sym_sizes());
 }
@@ -30,16 +35,20 @@ inline void check_fire(const FireParameters& p, double eps, const Span& span) {
   const char* module = "FIRE";
   TORCH_CHECK_VALUE(eps > 0 && std::isfinite(eps), module, ": expected eps to be positive and finite, but got ", eps);
   const auto one = [&](const char* name, const Tensor& x) {
+    check_dense(module, name, x);
     TORCH_CHECK_VALUE(x.dim() == 1 && holds(x.sym_size(0).sym_eq(1)), module, ": expected ", name,
                       " of shape (1), but got ", x.sym_sizes());
   };
   one("c", p.c);
   one("threshold", p.threshold);
+  check_dense(module, "the MLP's first bias", p.bias_in);
+  check_dense(module, "the MLP's last bias", p.bias_out);
   TORCH_CHECK_VALUE(p.bias_out.dim() == 1 && p.bias_in.dim() == 1, module,
                     ": expected the biases of the MLP to have one dimension, but got shapes ", p.bias_in.sym_sizes(),
                     " and ", p.bias_out.sym_sizes());
   const c10::SymInt hidden = p.bias_in.sym_size(0), heads = p.bias_out.sym_size(0);
   const auto matrix = [&](const char* name, const Tensor& x, const c10::SymInt& rows, const c10::SymInt& columns) {
+    check_dense(module, name, x);
     TORCH_CHECK_VALUE(x.dim() == 2 && holds(x.sym_size(0).sym_eq(rows)) && holds(x.sym_size(1).sym_eq(columns)), module,
                       ": expected ", name, " of shape (", rows, ", ", columns, "), but got ", x.sym_sizes());
   };

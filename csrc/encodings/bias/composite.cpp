@@ -5,7 +5,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
 
 namespace posenc::bias_ops {
 namespace {
@@ -81,9 +80,11 @@ Tensor alibi_composite(const Tensor& slopes, const Tensor& query, const Tensor& 
 Tensor t5_composite(const Tensor& weight, const Tensor& query, const Tensor& key, int64_t max_distance,
                     bool bidirectional) {
   const Span span{query, key, {}, {}};
+  check_dense("T5RelativeBias", "weight", weight);
   TORCH_CHECK_VALUE(weight.dim() == 2, "T5RelativeBias: expected weight of shape (num_buckets, num_heads), but got ",
                     weight.sym_sizes());
   check_span("T5RelativeBias", weight.sym_size(1), weight, span);
+  check_entries("T5RelativeBias", "max_distance", max_distance);
   const Tensor distances = at::arange(-max_distance, max_distance + 1, weight.options().dtype(at::kLong));
   const int64_t num_buckets = weight.sym_size(0).guard_int(__FILE__, __LINE__);
   const Tensor buckets = posenc::t5_bucket(distances, num_buckets, max_distance, bidirectional);
@@ -97,6 +98,7 @@ Tensor kerple_composite(const Tensor& r1, const Tensor& r2, const Tensor& query,
   const Span span{query, key, q_positions, k_positions};
   check_per_head("Kerple", "r1", r1);
   check_span("Kerple", r1.sym_size(0), r1, span);
+  check_dense("Kerple", "r2", r2);
   TORCH_CHECK_VALUE(r2.dim() == 1 && holds(r2.sym_size(0).sym_eq(r1.sym_size(0))),
                     "Kerple: expected r2 of shape (num_heads) like r1, but got ", r2.sym_sizes());
   const auto options = table_options(span);
@@ -116,6 +118,7 @@ Tensor kerple_composite(const Tensor& r1, const Tensor& r2, const Tensor& query,
 Tensor sandwich_composite(const Tensor& inv_freq, int64_t num_heads, const Tensor& query, const Tensor& key,
                           const OptionalTensor& q_positions, const OptionalTensor& k_positions) {
   const Span span{query, key, q_positions, k_positions};
+  check_dense("Sandwich", "inv_freq", inv_freq);
   TORCH_CHECK_VALUE(inv_freq.dim() == 1, "Sandwich: expected inv_freq of shape (dim/2), but got ",
                     inv_freq.sym_sizes());
   check_span("Sandwich", num_heads, query, span);
@@ -183,12 +186,12 @@ POSENC_COMPOSITES(m) {
   m.impl("_fire_terms", &fire_composite);
 }
 
-TORCH_LIBRARY_IMPL(posenc, CompositeExplicitAutograd, m) { m.impl("_cosine_sums", &cosine_sums_kernel); }
+POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_cosine_sums", &cosine_sums_kernel); }
 
-TORCH_LIBRARY_IMPL(posenc, Meta, m) { m.impl("_cosine_sums", &cosine_sums_meta); }
+POSENC_LIBRARY_IMPL(Meta, m) { m.impl("_cosine_sums", &cosine_sums_meta); }
 
 // Frequencies are constants.
-TORCH_LIBRARY_IMPL(posenc, Autograd, m) { m.impl("_cosine_sums", torch::CppFunction::makeFallthrough()); }
+POSENC_LIBRARY_IMPL(Autograd, m) { m.impl("_cosine_sums", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace posenc::bias_ops

@@ -1,9 +1,8 @@
 /// The schemas of the additive encodings' ops, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 #include "encodings/bias/ops.h"
-
-#include <torch/library.h>
 
 namespace posenc {
 namespace bias_ops {
@@ -12,9 +11,9 @@ namespace {
 #define POSITIONS "Tensor? q_positions=None, Tensor? k_positions=None"
 #define FIRE_PARAMETERS \
   "Tensor c, Tensor threshold, Tensor weight_in, Tensor bias_in, Tensor weight_out, Tensor bias_out, float eps, "
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-  m.def("alibi_slopes(int num_heads, *, ScalarType dtype=float, Device? device=None) -> Tensor", tags);
+  m.def("alibi_slopes(int num_heads, *, ScalarType? dtype=None, Device? device=None) -> Tensor", tags);
   m.def(
       "t5_bucket(Tensor relative_position, *, int num_buckets=32, int max_distance=128, bool bidirectional=True) -> "
       "Tensor",
@@ -77,7 +76,7 @@ attention_ops::FireTerms fire_terms(const FireParameters& p, double eps, const S
 
 at::Tensor alibi_slopes(int64_t num_heads, at::ScalarType dtype, std::optional<at::Device> device) {
   static const auto op =
-      find_op<at::Tensor(int64_t, at::ScalarType, std::optional<at::Device>)>("posenc::alibi_slopes");
+      find_op<at::Tensor(int64_t, std::optional<at::ScalarType>, std::optional<at::Device>)>("posenc::alibi_slopes");
   return op.call(num_heads, dtype, device);
 }
 

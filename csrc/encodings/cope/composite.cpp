@@ -2,6 +2,7 @@
 
 #include "common/composite.h"
 #include "common/checks.h"
+#include "common/registration.h"
 #include "encodings/cope/ops.h"
 
 #include <ATen/ATen.h>
@@ -13,10 +14,13 @@ namespace {
 void check_call(const Tensor& query, const Tensor& attn_logits, const Tensor& pos_emb,
                 const std::optional<Tensor>& gate_bias) {
   for (const auto& [name, x] : {std::pair<const char*, const Tensor&>{"query", query}, {"attn_logits", attn_logits}}) {
+    check_dense("CoPE", name, x);
     TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), "CoPE: expected ", name,
                      " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
     check_same_device("CoPE", name, x, pos_emb.device());
   }
+  check_dense("CoPE", "pos_emb", pos_emb);
+  check_dense("CoPE", "gate_bias", gate_bias);
   TORCH_CHECK_VALUE(pos_emb.dim() == 3 && holds(pos_emb.sym_size(2).sym_ge(1)),
                     "CoPE: expected pos_emb of shape (1 or heads, head_dim, max_positions), but got ",
                     pos_emb.sym_sizes());

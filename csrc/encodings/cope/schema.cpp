@@ -1,14 +1,13 @@
 /// The schema of CoPE's position logits, and its C++ function: a call through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 #include "encodings/cope/ops.h"
-
-#include <torch/library.h>
 
 namespace posenc::cope_ops {
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   m.def(
       "_cope_position_logits(Tensor query, Tensor attn_logits, Tensor pos_emb, *, Tensor? gate_bias=None, "
       "bool scale_position_logits=False) -> Tensor",

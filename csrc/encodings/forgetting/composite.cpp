@@ -2,6 +2,7 @@
 
 #include "common/composite.h"
 #include "common/checks.h"
+#include "common/registration.h"
 #include "encodings/forgetting/ops.h"
 
 #include <ATen/ATen.h>
@@ -13,6 +14,9 @@ namespace {
 constexpr const char* kModule = "ForgettingBias";
 
 void check_input(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  check_dense(kModule, "x", x);
+  check_dense(kModule, "weight", weight);
+  check_dense(kModule, "bias", bias);
   TORCH_CHECK_VALUE(weight.dim() == 2, kModule, ": expected weight of shape (num_heads, embed_dim), but got ",
                     weight.sym_sizes());
   const c10::SymInt heads = weight.sym_size(0), width = weight.sym_size(1);
@@ -47,6 +51,9 @@ bool fits(const OptionalTensor& key_mask, const Tensor& query, const Tensor& key
 
 Tensor decay_terms_composite(const OptionalTensor& log_decay, const Tensor& query, const Tensor& key, int64_t num_heads,
                              const OptionalTensor& key_mask) {
+  check_dense(kModule, "query", query);
+  check_dense(kModule, "key", key);
+  check_dense(kModule, "log_decay", log_decay);
   TORCH_CHECK_VALUE(query.dim() == 4 && holds(query.sym_size(1).sym_eq(num_heads)), kModule,
                     ": expected query of shape (batch, heads, length, head_dim) with num_heads ", num_heads,
                     ", but got ", query.sym_sizes());

@@ -1,14 +1,13 @@
 /// The schemas of ForgettingBias' ops, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 #include "encodings/forgetting/ops.h"
-
-#include <torch/library.h>
 
 namespace posenc::forgetting_ops {
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   m.def("_log_decay(Tensor x, Tensor weight, Tensor? bias=None, *, bool complement=False) -> Tensor", tags);
   m.def("_decay_terms(Tensor? log_decay, Tensor query, Tensor key, int num_heads, Tensor? key_mask=None) -> Tensor",

@@ -8,6 +8,7 @@
 namespace posenc::piecewise_ops {
 
 inline void check_heads(const char* module, const char* name, const Tensor& x, const c10::SymInt& head_dim) {
+  check_dense(module, name, x);
   TORCH_CHECK_TYPE(is_supported_float(x.scalar_type()), module, ": expected ", name,
                    " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
   TORCH_CHECK_VALUE(x.dim() == 4 && holds(x.sym_size(3).sym_eq(head_dim)), module, ": expected ", name,
@@ -19,6 +20,7 @@ inline void check_positions(const char* module, const char* name, const Optional
   if (!positions) {
     return;
   }
+  check_dense(module, name, *positions);
   TORCH_CHECK_TYPE(at::isIntegralType(positions->scalar_type(), false), module, ": expected ", name,
                    " to be an integer type, since scores depend on distances, but got ", positions->scalar_type());
   const bool row = positions->dim() == 1, rows = positions->dim() == 2;
@@ -32,6 +34,7 @@ inline void check_positions(const char* module, const char* name, const Optional
 
 inline void check_call(const char* module, const Tensor& query, const Tensor& key, const Tensor& inv_freq,
                        const Positions& positions) {
+  check_dense(module, "inv_freq", inv_freq);
   TORCH_CHECK_VALUE(inv_freq.dim() == 1, module, ": expected inv_freq of shape (head_dim / 2), but got ",
                     inv_freq.sym_sizes());
   const c10::SymInt head_dim = inv_freq.sym_size(0) * 2;

@@ -1,14 +1,13 @@
 /// The schemas of the ops that rotate for piecewise attention, and their C++ functions: calls through the dispatcher.
 
 #include "common/dispatch.h"
+#include "common/registration.h"
 #include "encodings/piecewise/ops.h"
-
-#include <torch/library.h>
 
 namespace posenc::piecewise_ops {
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(posenc, m) {
+POSENC_LIBRARY_FRAGMENT(m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   m.def(
       "_rerope_qk(Tensor query, Tensor key, Tensor inv_freq, *, int window, bool interleaved=False, "

@@ -1,5 +1,6 @@
 /// The rotary ops on CPU: checks, memory order, work sharing; the arithmetic is in kernel.cpp.
 
+#include "common/registration.h"
 #include "cpu/tensors.h"
 #include "rotary/checks.h"
 #include "rotary/cpu/kernel.h"
@@ -10,7 +11,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
@@ -132,24 +132,26 @@ void apply(const Turns& turns, const Tensor& cos, const Tensor& sin, bool interl
 }
 
 template <typename T>
-void rotate_by_angles(const Turns& turns, const OptionalTensor& positions, const Tensor& inv_freq,
+void rotate_by_angles(const char* op, const Turns& turns, const OptionalTensor& positions, const Tensor& inv_freq,
                       const RotaryFuncOptions& o) {
   const RowForm form(kernels(), inv_freq.size(-1), element_type(turns[0].x), o.interleaved());
   const int64_t axes = count_axes(positions, inv_freq, o.axes());
-  const Positions where(positions, o.offset(), o.offsets(), axes, o.axes().has_value() || inv_freq.dim() > 1);
+  const Positions where(op, positions, o.offset(), o.offsets(), turns[0].x.size(2), axes,
+                        o.axes().has_value() || inv_freq.dim() > 1);
   const AngleTables<T> tables(kernels(), form, where, inv_freq, o.axes(), axes, o.attention_scaling(), o.inverse());
   rotate<T>(turns, tables, form, o.interleaved(), inv_freq.dim() == 3);
 }
 
-void turn(const Turns& turns, const OptionalTensor& positions, const Tensor& inv_freq, const RotaryFuncOptions& o) {
+void turn(const char* op, const Turns& turns, const OptionalTensor& positions, const Tensor& inv_freq,
+          const RotaryFuncOptions& o) {
   if (!o.exact()) {
     // Parity with float32 tables of other libraries is bit for bit, so the tables are made as they make them.
     const auto [cos, sin] = reference::rotary_tables(positions, inv_freq, table_options(turns[0].x, o));
     apply(turns, cos, sin, o.interleaved(), o.inverse());
   } else if (turns[0].x.scalar_type() == at::kDouble) {
-    rotate_by_angles<double>(turns, positions, inv_freq, o);
+    rotate_by_angles<double>(op, turns, positions, inv_freq, o);
   } else {
-    rotate_by_angles<float>(turns, positions, inv_freq, o);
+    rotate_by_angles<float>(op, turns, positions, inv_freq, o);
   }
 }
 
@@ -169,7 +171,7 @@ Tensor rotary_cpu(const Tensor& x, const OptionalTensor& positions, const Tensor
                   const RotaryFuncOptions& o) {
   check_rotary("rotary", {{"x", x}}, positions, inv_freq, o);
   Tensor y = at::empty_like(x);
-  turn({{x, y}}, positions, inv_freq, o);
+  turn("rotary", {{x, y}}, positions, inv_freq, o);
   return y;
 }
 
@@ -178,7 +180,7 @@ std::tuple<Tensor, Tensor> rotary_qk_cpu(const Tensor& q, const Tensor& k, const
   check_rotary("rotary_qk", {{"q", q}, {"k", k}}, positions, inv_freq, o);
   std::tuple<Tensor, Tensor> out{at::empty_like(q), at::empty_like(k)};
   for_each_dtype(q, k, std::get<0>(out), std::get<1>(out),
-                 [&](const Turns& turns) { turn(turns, positions, inv_freq, o); });
+                 [&](const Turns& turns) { turn("rotary_qk", turns, positions, inv_freq, o); });
   return out;
 }
 
@@ -186,7 +188,7 @@ void rotary_qk_inplace_cpu(const Tensor& q, const Tensor& k, const OptionalTenso
                            const RotaryFuncOptions& o) {
   check_rotary("rotary_qk_", {{"q", q}, {"k", k}}, positions, inv_freq, o);
   check_inplace("rotary_qk_", q, k);
-  for_each_dtype(q, k, q, k, [&](const Turns& turns) { turn(turns, positions, inv_freq, o); });
+  for_each_dtype(q, k, q, k, [&](const Turns& turns) { turn("rotary_qk_", turns, positions, inv_freq, o); });
 }
 
 Tensor apply_rotary_cpu(const Tensor& x, const Tensor& cos, const Tensor& sin, bool interleaved, bool inverse) {
@@ -220,7 +222,8 @@ void write_tables(const OptionalTensor& positions, const Tensor& inv_freq, const
   const ElementType type = std::is_same_v<T, double> ? ElementType::kDouble : ElementType::kFloat;
   const RowForm form(kernels(), pairs, type, /*interleaved=*/false);
   const int64_t axes = count_axes(positions, inv_freq, o.axes());
-  const Positions where(positions, o.offset(), o.offsets(), axes, o.axes().has_value() || inv_freq.dim() > 1);
+  const Positions where("rotary_tables", positions, o.offset(), o.offsets(), tokens, axes,
+                        o.axes().has_value() || inv_freq.dim() > 1);
   const AngleTables<T> tables(kernels(), form, where, inv_freq, o.axes(), axes, o.attention_scaling(), false);
   const int64_t groups = inv_freq.dim() == 3 ? inv_freq.size(1) : 1;
   const int64_t batch = cos.numel() / std::max<int64_t>(1, groups * tokens * pairs);
@@ -269,7 +272,7 @@ std::tuple<Tensor, Tensor> rotary_tables_cpu(const OptionalTensor& positions, co
   return {cos.to(o.dtype()), sin.to(o.dtype())};
 }
 
-TORCH_LIBRARY_IMPL(posenc, CPU, m) {
+void register_ops(torch::Library& m) {
   m.impl("rotary", &flat_rotary<rotary_cpu>);
   m.impl("rotary_qk", &flat_rotary_qk<rotary_qk_cpu>);
   m.impl("rotary_qk_", &flat_rotary_qk<rotary_qk_inplace_cpu>);
@@ -278,6 +281,12 @@ TORCH_LIBRARY_IMPL(posenc, CPU, m) {
   m.impl("apply_rotary_qk", &apply_rotary_qk_cpu);
   m.impl("apply_rotary_qk_", &apply_rotary_qk_inplace_cpu);
 }
+
+POSENC_LIBRARY_IMPL(CPU, m) { register_ops(m); }
+
+// Whose checks refuse nested tensors by name, those of Python's class too.
+POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { register_ops(m); }
+POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { register_ops(m); }
 
 }  // namespace
 }  // namespace posenc::rotary_ops

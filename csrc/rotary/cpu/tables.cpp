@@ -29,11 +29,14 @@ RowForm::RowForm(const Kernels& kernels, int64_t pairs, ElementType type, bool i
   padded = (entries() + step - 1) / step * step;
 }
 
-Positions::Positions(const OptionalTensor& positions, const c10::SymInt& offset, const OptionalTensor& offsets,
-                     int64_t axes, bool multi_axis)
+Positions::Positions(const char* op, const OptionalTensor& positions, const c10::SymInt& offset,
+                     const OptionalTensor& offsets, int64_t length, int64_t axes, bool multi_axis)
     : offset_(offset.guard_int(__FILE__, __LINE__)), axes_(axes) {
   if (offsets) {
     offsets_ = offsets->to(at::kLong);
+    for (int64_t row = 0; row < offsets_.size(0); ++row) {
+      check_last_position(op, offsets_.const_data_ptr<int64_t>()[row * offsets_.stride(0)], length);
+    }
   }
   if (!positions) {
     return;

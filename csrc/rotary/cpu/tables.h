@@ -57,9 +57,10 @@ class TableScratch {
 /// Positions as float64, whatever they are given as.
 class Positions {
  public:
-  /// `axes` is the number of position axes that `fill` writes for each token.
-  Positions(const OptionalTensor& positions, const c10::SymInt& offset, const OptionalTensor& offsets, int64_t axes,
-            bool multi_axis);
+  /// Of `length` tokens; `axes` is the number of position axes that `fill` writes for each. Reads `offsets` and refuses
+  /// those whose positions would end beyond int64.
+  Positions(const char* op, const OptionalTensor& positions, const c10::SymInt& offset, const OptionalTensor& offsets,
+            int64_t length, int64_t axes, bool multi_axis);
   /// to[token * axes + axis] for tokens first .. first + count - 1 of a batch row.
   void fill(int64_t batch, int64_t first, int64_t count, double* to) const;
 

@@ -105,6 +105,11 @@ class AdditiveEncoding(ScoreEncoding):
         for name, length in (("q_len", q_len), ("k_len", k_len)):
             if length < 0:
                 raise ValueError(f"{type(self).__name__}: expected {name} to be at least 0, but got {length}")
+        if self.num_heads * q_len * k_len > 2**46:
+            raise ValueError(
+                f"{type(self).__name__}: expected num_heads * q_len * k_len to be at most {2**46}, but got "
+                f"{[self.num_heads, q_len, k_len]}"
+            )
         parameter = next(self.parameters(), None)
         dtype = torch.float64 if parameter is not None and parameter.dtype == torch.float64 else torch.float32
         device = "cpu" if parameter is None else parameter.device

@@ -3,10 +3,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
-from posenc.nn.base import assign, on_device_of
+from posenc.nn.base import assign, fake_mode, on_device_of
+from posenc.nn.options import plain_number, plain_numbers
 
 _alibi_terms = torch.ops.posenc._alibi_terms.default
 
@@ -40,9 +42,10 @@ class ALiBi(AdditiveEncoding):
 
     slopes: Tensor
 
+    @plain_numbers
     def __init__(self, num_heads: int, *, slopes: Sequence[float] | Tensor | None = None, learnable: bool = False):
         super().__init__()
-        numbers = slopes.tolist() if isinstance(slopes, Tensor) else slopes
+        numbers = None if slopes is None else [plain_number("ALiBi", "slopes", slope, float) for slope in slopes]
         self._initial_slopes = _C.nn.ALiBi(num_heads, slopes=numbers).initial_slopes()
         self._given_slopes = None if numbers is None else tuple(numbers)
         self.num_heads = num_heads
@@ -51,7 +54,9 @@ class ALiBi(AdditiveEncoding):
             self.slopes = torch.nn.Parameter(torch.empty(num_heads))
             self.reset_parameters()
         else:
-            self.register_buffer("slopes", self._initial_slopes.clone(), persistent=False)
+            mode = fake_mode()
+            slopes = self._initial_slopes.clone() if mode is None else mode.from_tensor(self._initial_slopes)
+            self.register_buffer("slopes", slopes, persistent=False)
         self._fix("num_heads", "learnable", *(() if learnable else ("slopes",)))
 
     def reset_parameters(self) -> None:
@@ -76,5 +81,9 @@ class ALiBi(AdditiveEncoding):
 
     def terms(self, call: ScoreCall) -> ScoreTerms:
         """What is added to the scores of ``call``."""
-        slopes = self.slopes if self.learnable else on_device_of(call.query, self.slopes)
+        slopes = self.slopes
+        if not self.learnable:
+            if isinstance(slopes, FakeTensor):  # of a mode that may have ended since
+                slopes = self._initial_slopes
+            slopes = on_device_of(call.query, slopes)
         return ScoreTerms(slopes=_alibi_terms(slopes, call.query, call.key))

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -7,8 +7,9 @@ from torch.nn.functional import dropout
 
 from posenc import _C, ops
 from posenc.nn.absolute import AbsoluteEncoding
-from posenc.nn.base import Encoding
+from posenc.nn.base import Encoding, check_dense, made, made_inside
 from posenc.nn.kv_cache import KVCache
+from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding
 from posenc.nn.score import ScoreEncoding
 
@@ -69,6 +70,7 @@ class Attention(Encoding):
     o_proj: torch.nn.Linear
     gate_proj: torch.nn.Linear | None
 
+    @plain_numbers
     def __init__(
         self,
         embed_dim: int,
@@ -106,20 +108,22 @@ class Attention(Encoding):
         for encoding in encodings:
             self._check_sizes(encoding)
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.q_proj = torch.nn.Linear(embed_dim, width, bias=bias)
-        self.k_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias)
-        self.v_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias)
-        self.o_proj = torch.nn.Linear(width, embed_dim, bias=self.output_bias)
+        self.q_proj = made(torch.nn.Linear(embed_dim, width, bias=bias))
+        self.k_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias))
+        self.v_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias))
+        self.o_proj = made(torch.nn.Linear(width, embed_dim, bias=self.output_bias))
         needs_gate_key = score is not None and score.needs_gate_key
-        self.gate_proj = torch.nn.Linear(embed_dim, kv_width, bias=bias) if needs_gate_key else None
+        self.gate_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias)) if needs_gate_key else None
         self.encodings = torch.nn.ModuleList(encodings)
         self._fix("embed_dim", "num_heads", "num_kv_heads", "head_dim", "bias", "output_bias", "is_causal")
 
     def reset_parameters(self) -> None:
-        """Draws the projections anew; encodings are left as they are."""
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.gate_proj):
-            if linear is not None:
-                linear.reset_parameters()
+        """Draws the projections anew; encodings, and what has replaced a projection, are left as they are."""
+        for linear in made_inside(self):
+            linear.reset_parameters()
+
+    def _reset_own(self) -> None:
+        """All parameters are those of submodules."""
 
     def extra_repr(self) -> str:
         """The options."""
@@ -238,6 +242,7 @@ class Attention(Encoding):
     # Checks that the C++ layer has too. Compiled graphs need them in Python: a pybind call would break the graph.
 
     def _check_call(self, x: Tensor, positions: Tensor | None, cache: KVCache | None) -> None:
+        check_dense("Attention", "x", x)
         if x.dim() != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(
                 f"Attention: expected x of shape (batch, length, embed_dim) with embed_dim {self.embed_dim}, but got "
@@ -253,6 +258,7 @@ class Attention(Encoding):
             )
 
     def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding]) -> None:
+        check_dense("Attention", "positions", positions)
         shape, dims = list(positions.shape), positions.dim()
         fits = 1 <= dims <= 3 and shape[-1] == x.shape[1] and (dims == 1 or shape[-2] in (1, x.shape[0]))
         if not fits:
@@ -277,14 +283,6 @@ class Attention(Encoding):
                 raise ValueError(
                     f"Attention: expected positions of shape {expected} for its rotary encoding, but got {shape}"
                 )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # As the base does for parameters of its own: the projections' plain modules would stay uninitialised.
-        was_meta = self.q_proj.weight.is_meta
-        result = super()._apply(fn, recurse)
-        if was_meta and not self.q_proj.weight.is_meta:
-            self.reset_parameters()
-        return result
 
 
 def _check_encodings(encodings: list[Encoding], is_causal: bool) -> ScoreEncoding | None:

@@ -3,6 +3,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.base import assign, on_device_of
+from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding, at_least_float, check_axes
 from posenc.ops.rotary import changed_options
 
@@ -36,6 +37,7 @@ class AxialRotary(RotaryEncoding):
 
     inv_freq: Tensor
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,

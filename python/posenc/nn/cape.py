@@ -4,6 +4,7 @@ from torch import Tensor
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
 from posenc.nn.base import on_device_of
+from posenc.nn.options import plain_numbers
 
 _add_cape = torch.ops.posenc._add_cape.default
 
@@ -37,6 +38,7 @@ class CAPE(AbsoluteEncoding):
         >>> y = encoding(torch.randn(2, 16, 64))  # encoding.eval() for inference
     """
 
+    @plain_numbers
     def __init__(
         self,
         dim: int,

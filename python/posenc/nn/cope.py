@@ -5,6 +5,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.heads import check_query, check_width
+from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
 
 _cope_attention = torch.ops.posenc.cope_attention.default
@@ -17,7 +18,8 @@ class CoPE(ScoreEncoding):
 
     Always causal. With ``s = 1 / sqrt(D)``, ``gate(i, l) = sigmoid(s q_i . k_l)`` and the position of key j for query i
     is ``p(i, j) = min(sum over l = j .. i of gate(i, l), P - 1)``; its score is ``s q_i . k_j`` plus ``q_i . pos_emb``
-    interpolated at ``p(i, j)``. The clamp at P - 1 passes no gradient.
+    interpolated at ``p(i, j)``. The clamp at P - 1 passes no gradient. Where a position is a whole number below P - 1, as
+    with gates of 1/2, its gradient is the slope of the interval above, ``q_i . (pos_emb[p + 1] - pos_emb[p])``.
 
     Keys hidden by causality, ``key_mask``, ``window`` or ``segment_ids`` are neither attended nor counted. Positions
     depend on the query, so a cache cannot hold them: it holds keys (and gate keys).
@@ -57,6 +59,7 @@ class CoPE(ScoreEncoding):
     pos_emb: Tensor
     gate_bias: Tensor | None
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
+from posenc.nn.base import made, made_inside
+from posenc.nn.options import plain_numbers
 
 _attention_logits = torch.ops.posenc._attention_logits.default
 _fire_terms = torch.ops.posenc._fire_terms.default
@@ -51,6 +53,7 @@ class FIRE(AdditiveEncoding):
     c: Tensor
     threshold: Tensor
 
+    @plain_numbers
     def __init__(
         self, num_heads: int, *, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6
     ) -> None:
@@ -63,16 +66,19 @@ class FIRE(AdditiveEncoding):
         self.c = torch.nn.Parameter(torch.full((1,), c))
         self.threshold = torch.nn.Parameter(torch.full((1,), threshold))
         self.mlp = torch.nn.Sequential(
-            torch.nn.Linear(1, hidden_dim), torch.nn.ReLU(), torch.nn.Linear(hidden_dim, num_heads)
+            made(torch.nn.Linear(1, hidden_dim)), torch.nn.ReLU(), made(torch.nn.Linear(hidden_dim, num_heads))
         )
         self._fix("num_heads", "hidden_dim", "eps")
 
     def reset_parameters(self) -> None:
         """Sets ``c`` and ``threshold`` to their initial values and draws the MLP anew."""
+        self._reset_own()
+        for layer in made_inside(self):
+            layer.reset_parameters()
+
+    def _reset_own(self) -> None:
         torch.nn.init.constant_(self.c, self._initial["c"])
         torch.nn.init.constant_(self.threshold, self._initial["threshold"])
-        for layer in self._layers():
-            layer.reset_parameters()
 
     def extra_repr(self) -> str:
         """The options."""
@@ -82,11 +88,14 @@ class FIRE(AdditiveEncoding):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
-    def _layers(self) -> list[torch.nn.Linear]:
-        return [layer for layer in self.mlp if isinstance(layer, torch.nn.Linear)]
-
     def _parameters_of_op(self) -> tuple[Tensor, ...]:
-        first, last = self._layers()
+        layers = [layer for layer in self.mlp if isinstance(layer, torch.nn.Linear)]
+        if len(layers) != 2 or len(self.mlp) != 3:
+            raise ValueError(
+                "FIRE: expected mlp to be a Linear, a ReLU and a Linear, whose weights the op reads, but got "
+                f"{[type(layer).__name__ for layer in self.mlp]}: merge adapters into the weights"
+            )
+        first, last = layers
         return self.c, self.threshold, first.weight, first.bias, last.weight, last.bias
 
     def _with_terms(self, query: Tensor, key: Tensor, call: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C
+from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
 
 _attention = torch.ops.posenc.attention.default
@@ -56,6 +57,7 @@ class ForgettingBias(ScoreEncoding):
     weight: Tensor
     bias: Tensor | None
 
+    @plain_numbers
     def __init__(self, embed_dim: int, num_heads: int, *, kind: Literal["fox", "cable"] = "fox") -> None:
         super().__init__()
         _C.nn.check_forgetting_bias(embed_dim, num_heads, kind)

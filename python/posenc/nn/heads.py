@@ -1,10 +1,13 @@
 from torch import Tensor
 
+from posenc.nn.base import check_dense
+
 # Checks in Python, as a pybind call would break compiled graphs.
 
 
 def check_width(module: str, name: str, x: Tensor, head_dim: int) -> None:
     """Raises unless ``x``, the argument ``name``, is (B, heads, length, D) with the module's width D."""
+    check_dense(module, name, x)
     if x.dim() != 4 or x.shape[3] != head_dim:
         raise ValueError(
             f"{module}: expected {name} of shape (batch, heads, length, head_dim) with head_dim {head_dim}, but got "

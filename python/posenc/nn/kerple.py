@@ -5,6 +5,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
+from posenc.nn.options import plain_numbers
 
 _kerple_table = torch.ops.posenc._kerple_table.default
 
@@ -46,6 +47,7 @@ class Kerple(AdditiveEncoding):
     r1: Tensor
     r2: Tensor
 
+    @plain_numbers
     def __init__(self, num_heads: int, *, kind: Literal["log", "power"] = "log") -> None:
         super().__init__()
         _C.nn.check_kerple(num_heads, kind=kind)

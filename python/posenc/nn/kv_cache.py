@@ -1,5 +1,10 @@
+import math
+
 import torch
 from torch import Tensor
+
+from posenc.nn.base import check_dense
+from posenc.nn.options import plain_numbers
 
 _Snapshot = tuple[int, dict[str, Tensor], Tensor | None]
 
@@ -33,6 +38,7 @@ class KVCache:
         ...     y = attention(next_token, cache=cache)
     """
 
+    @plain_numbers
     def __init__(
         self,
         batch_size: int,
@@ -52,6 +58,10 @@ class KVCache:
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"KVCache: expected {name} to be at least 1, but got {value}")
+        if math.prod(sizes.values()) > 2**46:
+            raise ValueError(
+                f"KVCache: expected {' * '.join(sizes)} to be at most {2**46}, but got {list(sizes.values())}"
+            )
         if not dtype.is_floating_point:
             raise TypeError(f"KVCache: expected a floating dtype, but got {dtype}")
         self.batch_size = batch_size
@@ -122,6 +132,7 @@ class KVCache:
             TypeError: A dtype does not fit.
             RuntimeError: A tensor requires a gradient while gradients are recorded.
         """
+        check_dense("KVCache", "k", k)
         if k.dim() != 4:
             raise ValueError(f"KVCache: expected k of shape (batch, heads, tokens, head_dim), but got {list(k.shape)}")
         tokens = k.shape[2]
@@ -188,6 +199,7 @@ class KVCache:
     # Checks that the C++ cache has too. Compiled graphs need them in Python: a pybind call would break the graph.
 
     def _check(self, x: Tensor, name: str, tokens: int) -> None:
+        check_dense("KVCache", name, x)
         shape = (self.batch_size, self.num_kv_heads, tokens, self.head_dim)
         if x.shape != shape:
             raise ValueError(f"KVCache: expected {name} of shape {list(shape)}, but got {list(x.shape)}")

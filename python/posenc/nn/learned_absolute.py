@@ -3,6 +3,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
+from posenc.nn.options import plain_numbers
 
 _add_learned = torch.ops.posenc._add_learned.default
 
@@ -35,6 +36,7 @@ class LearnedAbsolute(AbsoluteEncoding):
 
     weight: Tensor
 
+    @plain_numbers
     def __init__(self, max_positions: int, dim: int) -> None:
         super().__init__()
         _C.nn.check_learned_absolute(max_positions, dim)

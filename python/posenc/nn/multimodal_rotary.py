@@ -4,6 +4,7 @@ from typing import Any
 from torch import Tensor
 
 from posenc import _C, hf
+from posenc.nn.options import plain_number, plain_numbers
 from posenc.nn.rotary import ScaledRotaryEncoding, check_axes
 from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling
@@ -38,6 +39,7 @@ class MultimodalRotary(ScaledRotaryEncoding):
         >>> q = rope(torch.randn(1, 8, 12, 128), positions=positions)
     """
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,
@@ -52,9 +54,10 @@ class MultimodalRotary(ScaledRotaryEncoding):
         seq_len: int | None = None,
     ) -> None:
         super().__init__()
+        self.sections = tuple(plain_number("MultimodalRotary", "sections", section, int) for section in sections)
         twin = _C.nn.MultimodalRotary(
             head_dim,
-            list(sections),
+            list(self.sections),
             rotary_dim=rotary_dim,
             base=base,
             interleaved=interleaved,
@@ -64,7 +67,6 @@ class MultimodalRotary(ScaledRotaryEncoding):
             seq_len=seq_len,
         )
         self.head_dim = head_dim
-        self.sections = tuple(sections)
         self.position_axes = len(self.sections)
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.base = base

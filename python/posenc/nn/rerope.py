@@ -3,6 +3,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.base import on_device_of
+from posenc.nn.options import plain_numbers
 from posenc.nn.piecewise import PiecewiseEncoding
 
 _rerope_qk = torch.ops.posenc._rerope_qk.default
@@ -46,6 +47,7 @@ class ReRoPE(PiecewiseEncoding):
         >>> out = encoding.attend(q, k, v)
     """
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,

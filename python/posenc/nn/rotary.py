@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc import _C, hf
-from posenc.nn.base import Encoding, assign, on_device_of
+from posenc.nn.base import Encoding, assign, check_dense, on_device_of
+from posenc.nn.options import plain_numbers
 from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling
 
@@ -70,6 +71,8 @@ class RotaryEncoding(Encoding):
             offset: First position where ``positions`` is None: an int, or an int tensor (B).
             seq_len: Length in tokens for length-dependent scalings, instead of the constructor's.
         """
+        if q.is_nested:
+            check_dense(type(self).__name__, "q", q)
         shape = q.shape
         if len(shape) != 4 or shape[3] != self.head_dim:
             raise ValueError(
@@ -131,13 +134,17 @@ class ScaledRotaryEncoding(RotaryEncoding):
         self, q: Tensor, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor:
         inv_freq = self.inv_freq
+        if type(q) is not Tensor:
+            inv_freq = beside(q, inv_freq)
         if self.learnable:
             inv_freq = at_least_float(inv_freq)
         if seq_len is not None and seq_len < 1:
             raise ValueError(f"{type(self).__name__}: expected seq_len to be at least 1, but got {seq_len}")
         if self._encoded_scaling is not None:
             if seq_len is None:
-                seq_len = self.seq_len if self.seq_len is not None else _length(q, positions, offset)
+                seq_len = (
+                    self.seq_len if self.seq_len is not None else _length(type(self).__name__, q, positions, offset)
+                )
             inv_freq = torch.ops.posenc.scaled_inv_freq(
                 inv_freq, self._encoded_scaling, self.rotary_dim, self.base, seq_len, self.exact
             )
@@ -185,6 +192,7 @@ class Rotary(ScaledRotaryEncoding):
 
     attention_scaling: float
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,
@@ -283,6 +291,7 @@ def at_least_float(parameter: Tensor) -> Tensor:
 
 def check_axes(module: str, positions: Tensor, num_axes: int) -> None:
     """Raises unless ``positions`` are (A, T) or (A, B, T); a pybind call here would break compiled graphs."""
+    check_dense(module, "positions", positions)
     if positions.dim() < 2 or positions.shape[0] != num_axes:
         raise ValueError(
             f"{module}: expected positions of shape (axes, length) or (axes, batch, length) with {num_axes} axes, but "
@@ -290,9 +299,12 @@ def check_axes(module: str, positions: Tensor, num_axes: int) -> None:
         )
 
 
-def _length(q: Tensor, positions: Tensor | None, offset: int | Tensor) -> int:
+def _length(module: str, q: Tensor, positions: Tensor | None, offset: int | Tensor) -> int:
     """Tokens up to the last one that a call rotates."""
     if positions is not None:
-        return max(1, int(positions.max()) + 1) if positions.numel() > 0 else 1
-    start = int(offset.max()) if isinstance(offset, Tensor) else offset
-    return max(1, start + q.shape[-2])
+        length = int(positions.max()) + 1 if positions.numel() > 0 else 1
+    else:
+        length = (int(offset.max()) if isinstance(offset, Tensor) else offset) + q.shape[-2]
+    if not torch.compiler.is_compiling() and length >= 2**63:
+        raise ValueError(f"{module}: expected positions below 2**63 - 1, but the last one is {length - 1}")
+    return max(1, length)

@@ -2,6 +2,8 @@ import torch
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
+from posenc.nn.base import beside
+from posenc.nn.options import plain_numbers
 
 _sandwich_table = torch.ops.posenc._sandwich_table.default
 
@@ -33,6 +35,7 @@ class Sandwich(AdditiveEncoding):
         >>> out = encoding.attend(q, k, v, is_causal=True)
     """
 
+    @plain_numbers
     def __init__(self, num_heads: int, *, dim: int = 128) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -47,7 +50,7 @@ class Sandwich(AdditiveEncoding):
     def terms(self, call: ScoreCall) -> ScoreTerms:
         """What is added to the scores of ``call``."""
         table = _sandwich_table(
-            self.inv_freq,
+            beside(call.query, self.inv_freq),
             self.num_heads,
             call.query,
             call.key,

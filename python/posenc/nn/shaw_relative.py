@@ -5,6 +5,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.heads import check_query, check_width
+from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
 
 _relative_attention = torch.ops.posenc.relative_attention.default
@@ -48,6 +49,7 @@ class ShawRelative(ScoreEncoding):
     rel_k: Tensor
     rel_v: Tensor | None
 
+    @plain_numbers
     def __init__(self, head_dim: int, max_distance: int, *, num_heads: int | None = None, values: bool = True) -> None:
         super().__init__()
         self._bound = _C.nn.shaw_relative_initial_bound(head_dim, max_distance, num_heads, values)
@@ -64,7 +66,7 @@ class ShawRelative(ScoreEncoding):
 
     def reset_parameters(self) -> None:
         """Draws the tables anew."""
-        for table in self.parameters():
+        for table in self.parameters(recurse=False):
             torch.nn.init.uniform_(table, -self._bound, self._bound)
 
     def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from torch import Tensor
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
 from posenc.nn.base import on_device_of
+from posenc.nn.options import plain_numbers
 
 _add_sinusoidal = torch.ops.posenc._add_sinusoidal.default
 
@@ -36,6 +37,7 @@ class Sinusoidal(AbsoluteEncoding):
                 [0.8415, 0.5403, 0.0100, 0.9999]])
     """
 
+    @plain_numbers
     def __init__(
         self,
         dim: int,

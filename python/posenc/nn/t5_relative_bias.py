@@ -3,6 +3,7 @@ from torch import Tensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
+from posenc.nn.options import plain_numbers
 
 _t5_table = torch.ops.posenc._t5_table.default
 
@@ -40,6 +41,7 @@ class T5RelativeBias(AdditiveEncoding):
 
     weight: Tensor
 
+    @plain_numbers
     def __init__(
         self,
         num_heads: int,

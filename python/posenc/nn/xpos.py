@@ -2,7 +2,8 @@ import torch
 from torch import Tensor
 
 from posenc import _C, ops
-from posenc.nn.base import on_device_of
+from posenc.nn.base import check_dense, on_device_of
+from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding
 
 
@@ -29,6 +30,7 @@ class XPos(RotaryEncoding):
         >>> q, k = posenc.nn.XPos(64)(torch.randn(1, 8, 16, 64), torch.randn(1, 8, 16, 64))
     """
 
+    @plain_numbers
     def __init__(
         self,
         head_dim: int,
@@ -46,8 +48,7 @@ class XPos(RotaryEncoding):
         self.centre = centre
         self.interleaved = interleaved
         self.inv_freq, self._growth = twin.constants()
-        self._decay = -self._growth
-        self._fix("head_dim", "base", "scale_base", "centre", "interleaved", "inv_freq", "_growth", "_decay")
+        self._fix("head_dim", "base", "scale_base", "centre", "interleaved", "inv_freq", "_growth")
 
     def extra_repr(self) -> str:
         """The options."""
@@ -59,22 +60,25 @@ class XPos(RotaryEncoding):
     def _rotate(
         self, q: Tensor, k: Tensor | None, positions: Tensor | None, offset: int | Tensor, seq_len: int | None
     ) -> Tensor | tuple[Tensor, Tensor]:
+        if k is not None:
+            check_dense("XPos", "k", k)
         if k is not None and (k.dim() != 4 or (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:])):
             raise ValueError(
                 "XPos: expected q and k to have equal batch, length and head_dim, but got q of shape "
                 f"{list(q.shape)} and k of shape {list(k.shape)}"
             )
-        q_turned = self._turn(q, self._growth, positions, offset)
-        return q_turned if k is None else (q_turned, self._turn(k, self._decay, positions, offset))
+        q_turned = self._turn(q, positions, offset)
+        return q_turned if k is None else (q_turned, self._turn(k, positions, offset, inverse=True))
 
-    def _turn(self, x: Tensor, decay: Tensor, positions: Tensor | None, offset: int | Tensor) -> Tensor:
+    def _turn(self, x: Tensor, positions: Tensor | None, offset: int | Tensor, *, inverse: bool = False) -> Tensor:
+        growth = on_device_of(x, self._growth)
         cos, sin = ops.rotary_tables(
             positions,
             on_device_of(x, self.inv_freq),
             length=x.shape[-2],
             offset=offset,
             dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
-            decay=on_device_of(x, decay),
+            decay=-growth if inverse else growth,
             centre=self.centre,
         )
         return ops.apply_rotary(x, cos, sin, interleaved=self.interleaved)

@@ -25,7 +25,7 @@ def alibi_slopes(
         -> (H)
 
     Raises:
-        ValueError: ``num_heads`` is below 1.
+        ValueError: ``num_heads`` is below 1 or above 2**24.
         TypeError: ``dtype`` is no floating type.
 
     Example:
@@ -55,7 +55,7 @@ def t5_bucket(
         any -> the same, int64
 
     Raises:
-        ValueError: ``num_buckets`` and ``max_distance`` do not fit.
+        ValueError: ``num_buckets`` and ``max_distance`` do not fit, or ``num_buckets`` is above 2**24.
         TypeError: ``relative_position`` is no integer type.
 
     Example:

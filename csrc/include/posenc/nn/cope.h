@@ -43,6 +43,9 @@ struct CoPEOptions {
 ///     gate(i, l) = sigmoid(s q_i . k_l),    p(i, j) = min(sum over l = j .. i of gate(i, l), P - 1)
 ///     score(i, j) = s q_i . k_j + q_i . pos_emb interpolated at p(i, j)
 ///
+/// Where a position is a whole number below P - 1, as with gates of 1/2, its gradient is the slope of the interval
+/// above, q_i . (pos_emb[p + 1] - pos_emb[p]).
+///
 /// Keys hidden by causality, key_mask, window or segment are neither attended nor counted. Nothing positional can be
 /// cached: every new query counts anew. AttendOptions::is_causal(false) and positions raise.
 ///
