@@ -15,10 +15,6 @@ inline bias_ops::Span span_of(const ScoreCall& call) {
   return {call.query, call.key, call.q_positions, call.k_positions};
 }
 
-inline void check_num_heads(const char* module, int64_t num_heads) {
-  TORCH_CHECK_VALUE(num_heads >= 1, module, ": expected num_heads to be at least 1, but got ", num_heads);
-}
-
 /// Memory of a parameter, in the default dtype.
 inline at::Tensor unset_parameter(at::IntArrayRef sizes) {
   return at::empty(sizes, at::TensorOptions(c10::get_default_dtype_as_scalartype()));

@@ -1,5 +1,7 @@
 #include <posenc/nn/attention.h>
 
+#include "nn/describe.h"
+
 #include <posenc/nn/rotary.h>
 #include <posenc/nn/sinusoidal.h>
 #include <posenc/ops_attention.h>
@@ -88,21 +90,11 @@ torch::nn::Linear projection(int64_t from, int64_t to, bool bias) {
 }  // namespace
 
 void check(const AttentionOptions& o) {
-  const auto positive = [](const char* name, int64_t value) {
-    TORCH_CHECK_VALUE(value >= 1, "Attention: expected ", name, " to be at least 1, but got ", value);
-  };
-  positive("embed_dim", o.embed_dim());
-  positive("num_heads", o.num_heads());
-  positive("num_kv_heads", kv_heads(o));
-  positive("head_dim", o.head_dim().value_or(1));
-  positive("window", o.window().value_or(1));
+  check_options("Attention", o);
   TORCH_CHECK_VALUE(o.num_heads() % kv_heads(o) == 0, "Attention: expected num_heads ", o.num_heads(),
                     " to be a multiple of num_kv_heads, but got ", kv_heads(o));
   TORCH_CHECK_VALUE(o.head_dim() || o.embed_dim() % o.num_heads() == 0, "Attention: expected embed_dim ", o.embed_dim(),
                     " to be a multiple of num_heads ", o.num_heads(), ", or head_dim to be given");
-  for (const auto& [name, p] : {std::pair("dropout", o.dropout()), std::pair("output_dropout", o.output_dropout())}) {
-    TORCH_CHECK_VALUE(p >= 0 && p < 1, "Attention: expected ", name, " from 0 to below 1, but got ", p);
-  }
   check_encodings(o);
 }
 
@@ -143,15 +135,11 @@ std::shared_ptr<torch::nn::Module> AttentionImpl::clone(const std::optional<at::
 }
 
 void AttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::Attention(embed_dim=" << options.embed_dim()
-         << ", num_heads=" << options.num_heads() << ", num_kv_heads=" << kv_heads(options)
-         << ", head_dim=" << head_width(options) << ", dropout=" << options.dropout()
-         << ", output_dropout=" << options.output_dropout() << ", bias=" << options.bias()
-         << ", output_bias=" << options.output_bias().value_or(options.bias()) << ", is_causal=" << options.is_causal();
-  if (options.window()) {
-    stream << ", window=" << *options.window();
-  }
-  stream << ")";
+  auto shown = options;
+  shown.num_kv_heads(kv_heads(options))
+      .head_dim(head_width(options))
+      .output_bias(options.output_bias().value_or(options.bias()));
+  print_options(stream, "Attention", shown);
 }
 
 void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOptions& call) const {

@@ -2,6 +2,7 @@
 
 #include "attention/ops.h"
 #include "encodings/cope/ops.h"
+#include "nn/describe.h"
 #include "nn/score_call.h"
 
 #include <ATen/core/grad_mode.h>
@@ -12,17 +13,6 @@
 
 namespace posenc::nn {
 namespace {
-
-const char* name_of(CoPEGate gate) {
-  switch (gate) {
-    case CoPEGate::kKey:
-      return "key";
-    case CoPEGate::kValue:
-      return "value";
-    default:
-      return "logits";
-  }
-}
 
 void check_gate_key(CoPEGate gate, bool given) {
   switch (gate) {
@@ -60,16 +50,9 @@ CopeAttentionFuncOptions cope_options(const CoPEImpl& self, const AttendOptions&
 }  // namespace
 
 void check(const CoPEOptions& o) {
-  TORCH_CHECK_VALUE(o.head_dim() >= 1, "CoPE: expected head_dim to be at least 1, but got ", o.head_dim());
-  TORCH_CHECK_VALUE(o.max_positions() >= 1, "CoPE: expected max_positions to be at least 1, but got ",
-                    o.max_positions());
-  TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "CoPE: expected num_heads to be at least 1, but got ",
-                    o.num_heads().value_or(0));
+  check_options("CoPE", o);
   TORCH_CHECK_VALUE(!o.gate_bias() || o.num_heads(),
-                    "CoPE: expected num_heads beside gate_bias, which has one number "
-                    "for each head");
-  TORCH_CHECK_VALUE(std::isfinite(o.gate_bias().value_or(0)), "CoPE: expected a finite gate_bias, but got ",
-                    o.gate_bias().value_or(0));
+                    "CoPE: expected num_heads beside gate_bias, which has one number for each head");
 }
 
 CoPEImpl::CoPEImpl(CoPEOptions options) : options(std::move(options)) { reset(); }
@@ -93,18 +76,7 @@ void CoPEImpl::reset_parameters() {
   }
 }
 
-void CoPEImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::CoPE(head_dim=" << options.head_dim()
-         << ", max_positions=" << options.max_positions();
-  if (options.num_heads()) {
-    stream << ", num_heads=" << *options.num_heads();
-  }
-  stream << ", scale_position_logits=" << options.scale_position_logits() << ", gate=" << name_of(options.gate());
-  if (options.gate_bias()) {
-    stream << ", gate_bias=" << *options.gate_bias();
-  }
-  stream << ")";
-}
+void CoPEImpl::pretty_print(std::ostream& stream) const { print_options(stream, "CoPE", options); }
 
 at::Tensor CoPEImpl::forward(const at::Tensor& query, const at::Tensor& attn_logits) {
   return cope_ops::position_logits(query, attn_logits, pos_emb,

@@ -1,12 +1,11 @@
 #include <posenc/nn/fire.h>
 
 #include "nn/additive_call.h"
+#include "nn/describe.h"
 
 #include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
-
-#include <cmath>
 
 namespace posenc::nn {
 namespace {
@@ -18,17 +17,7 @@ bias_ops::FireParameters parameters_of(FIREImpl& module) {
 
 }  // namespace
 
-void check(const FIREOptions& o) {
-  check_num_heads("FIRE", o.num_heads());
-  TORCH_CHECK_VALUE(o.hidden_dim() >= 1, "FIRE: expected hidden_dim to be at least 1, but got ", o.hidden_dim());
-  const auto positive = [](const char* name, double value) {
-    TORCH_CHECK_VALUE(value > 0 && std::isfinite(value), "FIRE: expected ", name,
-                      " to be positive and finite, but got ", value);
-  };
-  positive("c", o.c());
-  positive("threshold", o.threshold());
-  positive("eps", o.eps());
-}
+void check(const FIREOptions& o) { check_options("FIRE", o); }
 
 FIREImpl::FIREImpl(FIREOptions options) : options(std::move(options)) { reset(); }
 
@@ -52,10 +41,7 @@ void FIREImpl::reset_parameters() {
   mlp->at<torch::nn::LinearImpl>(2).reset_parameters();
 }
 
-void FIREImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::FIRE(num_heads=" << options.num_heads() << ", hidden_dim=" << options.hidden_dim()
-         << ", c=" << options.c() << ", threshold=" << options.threshold() << ", eps=" << options.eps() << ")";
-}
+void FIREImpl::pretty_print(std::ostream& stream) const { print_options(stream, "FIRE", options); }
 
 std::tuple<at::Tensor, at::Tensor> FIREImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                              const at::Tensor& value, const AttendOptions& call) {

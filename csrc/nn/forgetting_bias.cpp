@@ -2,6 +2,7 @@
 
 #include "attention/ops.h"
 #include "encodings/forgetting/ops.h"
+#include "nn/describe.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/empty.h>
@@ -33,10 +34,7 @@ AttentionFuncOptions forgetting_options(const ForgettingBiasImpl& self, const at
 
 }  // namespace
 
-void check(const ForgettingBiasOptions& o) {
-  TORCH_CHECK_VALUE(o.embed_dim() >= 1, "ForgettingBias: expected embed_dim to be at least 1, but got ", o.embed_dim());
-  TORCH_CHECK_VALUE(o.num_heads() >= 1, "ForgettingBias: expected num_heads to be at least 1, but got ", o.num_heads());
-}
+void check(const ForgettingBiasOptions& o) { check_options("ForgettingBias", o); }
 
 ForgettingBiasImpl::ForgettingBiasImpl(ForgettingBiasOptions options) : options(std::move(options)) { reset(); }
 
@@ -57,10 +55,7 @@ void ForgettingBiasImpl::reset_parameters() {
   }
 }
 
-void ForgettingBiasImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::ForgettingBias(embed_dim=" << options.embed_dim() << ", num_heads=" << options.num_heads()
-         << ", kind=" << (options.kind() == ForgettingKind::kFoX ? "fox" : "cable") << ")";
-}
+void ForgettingBiasImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ForgettingBias", options); }
 
 at::Tensor ForgettingBiasImpl::forward(const at::Tensor& x) {
   return forgetting_ops::log_decay(x, weight, bias.defined() ? std::make_optional(bias) : std::nullopt,

@@ -1,5 +1,7 @@
 #include <posenc/nn/kv_cache.h>
 
+#include "nn/describe.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -9,13 +11,7 @@ namespace posenc::nn {
 namespace {
 
 void check_cache_options(const KVCacheOptions& o) {
-  const auto positive = [](const char* name, int64_t value) {
-    TORCH_CHECK_VALUE(value >= 1, "KVCache: expected ", name, " to be at least 1, but got ", value);
-  };
-  positive("batch_size", o.batch_size());
-  positive("num_kv_heads", o.num_kv_heads());
-  positive("max_length", o.max_length());
-  positive("head_dim", o.head_dim());
+  check_options("KVCache", o);
   TORCH_CHECK_TYPE(at::isFloatingType(o.dtype()), "KVCache: expected a floating dtype, but got ", o.dtype());
 }
 

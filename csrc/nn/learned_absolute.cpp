@@ -1,6 +1,7 @@
 #include <posenc/nn/learned_absolute.h>
 
 #include "nn/absolute_call.h"
+#include "nn/describe.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -8,11 +9,7 @@
 
 namespace posenc::nn {
 
-void check(const LearnedAbsoluteOptions& options) {
-  TORCH_CHECK_VALUE(options.max_positions() >= 1, "LearnedAbsolute: expected max_positions to be at least 1, but got ",
-                    options.max_positions());
-  TORCH_CHECK_VALUE(options.dim() >= 1, "LearnedAbsolute: expected dim to be at least 1, but got ", options.dim());
-}
+void check(const LearnedAbsoluteOptions& options) { check_options("LearnedAbsolute", options); }
 
 LearnedAbsoluteImpl::LearnedAbsoluteImpl(LearnedAbsoluteOptions options) : options(std::move(options)) { reset(); }
 
@@ -26,7 +23,7 @@ void LearnedAbsoluteImpl::reset() {
 void LearnedAbsoluteImpl::reset_parameters() { torch::nn::init::normal_(weight, 0.0, kInitialStd); }
 
 void LearnedAbsoluteImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::LearnedAbsolute(max_positions=" << options.max_positions() << ", dim=" << options.dim() << ")";
+  print_options(stream, "LearnedAbsolute", options);
 }
 
 at::Tensor LearnedAbsoluteImpl::forward(const at::Tensor& x, const AbsoluteForwardOptions& call) {

@@ -1,6 +1,7 @@
 #include <posenc/nn/shaw_relative.h>
 
 #include "attention/ops.h"
+#include "nn/describe.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/empty.h>
@@ -18,13 +19,7 @@ std::optional<at::Tensor> where_defined(const at::Tensor& parameter) {
 
 }  // namespace
 
-void check(const ShawRelativeOptions& o) {
-  TORCH_CHECK_VALUE(o.head_dim() >= 1, "ShawRelative: expected head_dim to be at least 1, but got ", o.head_dim());
-  TORCH_CHECK_VALUE(o.max_distance() >= 0, "ShawRelative: expected max_distance to be at least 0, but got ",
-                    o.max_distance());
-  TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "ShawRelative: expected num_heads to be at least 1, but got ",
-                    o.num_heads().value_or(0));
-}
+void check(const ShawRelativeOptions& o) { check_options("ShawRelative", o); }
 
 double initial_bound(const ShawRelativeOptions& o) {
   return std::sqrt(6.0 / static_cast<double>(2 * o.max_distance() + 1 + o.head_dim()));
@@ -53,14 +48,7 @@ void ShawRelativeImpl::reset_parameters() {
   }
 }
 
-void ShawRelativeImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::ShawRelative(head_dim=" << options.head_dim()
-         << ", max_distance=" << options.max_distance();
-  if (options.num_heads()) {
-    stream << ", num_heads=" << *options.num_heads();
-  }
-  stream << ", values=" << options.values() << ")";
-}
+void ShawRelativeImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ShawRelative", options); }
 
 std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                                      const at::Tensor& value,

@@ -29,6 +29,22 @@ struct AttentionOptions {
     return *this;
   }
 
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("embed_dim", self.embed_dim(), at_least(1));
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("num_kv_heads", self.num_kv_heads(), at_least(1));
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("encodings", self.encodings());
+    visit("dropout", self.dropout(), probability());
+    visit("output_dropout", self.output_dropout(), probability());
+    visit("bias", self.bias());
+    visit("output_bias", self.output_bias());
+    visit("is_causal", self.is_causal());
+    visit("window", self.window(), at_least(1));
+  }
+
   /// Width of x.
   TORCH_ARG(int64_t, embed_dim);
   /// H, heads of queries.

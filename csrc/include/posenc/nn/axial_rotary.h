@@ -7,6 +7,18 @@ namespace posenc::nn {
 /// Options of AxialRotary.
 struct AxialRotaryOptions {
   /*implicit*/ AxialRotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim());
+    visit("num_axes", self.num_axes(), at_least(1));
+    visit("base", self.base());
+    visit("interleaved", self.interleaved());
+    visit("learnable", self.learnable());
+    visit("num_heads", self.num_heads(), at_least(1));
+  }
+
   /// D, a multiple of 2 * num_axes.
   TORCH_ARG(int64_t, head_dim);
   /// A, e.g. 2 for the rows and columns of an image.

@@ -4,6 +4,7 @@
 /// acts on attention scores.
 
 #include <posenc/export.h>
+#include <posenc/nn/options.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>

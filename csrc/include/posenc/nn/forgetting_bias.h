@@ -17,9 +17,21 @@ enum class ForgettingKind {
   kCABLE,
 };
 
+/// Their names in Python and in text.
+constexpr std::array<const char*, 2> value_names(ForgettingKind) { return {"fox", "cable"}; }
+
 /// Options of ForgettingBias.
 struct ForgettingBiasOptions {
   ForgettingBiasOptions(int64_t embed_dim, int64_t num_heads) : embed_dim_(embed_dim), num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("embed_dim", self.embed_dim(), at_least(1));
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("kind", self.kind());
+  }
+
   /// Width of the layer's input.
   TORCH_ARG(int64_t, embed_dim);
   /// H, the query heads.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <posenc/export.h>
+#include <posenc/nn/options.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -15,6 +16,18 @@ namespace posenc::nn {
 struct KVCacheOptions {
   KVCacheOptions(int64_t batch_size, int64_t num_kv_heads, int64_t max_length, int64_t head_dim)
       : batch_size_(batch_size), num_kv_heads_(num_kv_heads), max_length_(max_length), head_dim_(head_dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("batch_size", self.batch_size(), at_least(1));
+    visit("num_kv_heads", self.num_kv_heads(), at_least(1));
+    visit("max_length", self.max_length(), at_least(1));
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("dtype", self.dtype());
+    visit("device", self.device());
+  }
+
   /// B.
   TORCH_ARG(int64_t, batch_size);
   /// G.

@@ -8,6 +8,21 @@ namespace posenc::nn {
 struct MultimodalRotaryOptions {
   MultimodalRotaryOptions(int64_t head_dim, std::vector<int64_t> sections)
       : head_dim_(head_dim), sections_(std::move(sections)) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("sections", self.sections());
+    visit("rotary_dim", self.rotary_dim());
+    visit("base", self.base());
+    visit("interleaved", self.interleaved());
+    visit("interleaved_sections", self.interleaved_sections());
+    visit("scaling", self.scaling());
+    visit("exact", self.exact());
+    visit("seq_len", self.seq_len(), at_least(1));
+  }
+
   /// D, the width of a head.
   TORCH_ARG(int64_t, head_dim);
   /// Pairs that each axis (time, height, width) turns; they add up to R/2.

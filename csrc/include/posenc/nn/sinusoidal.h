@@ -36,9 +36,23 @@ enum class SinusoidalLayout {
   kTensor2Tensor,
 };
 
+/// Their names in Python and in text.
+constexpr std::array<const char*, 3> value_names(SinusoidalLayout) {
+  return {"interleaved", "concatenated", "tensor2tensor"};
+}
+
 /// Options of Sinusoidal.
 struct SinusoidalOptions {
   /*implicit*/ SinusoidalOptions(int64_t dim) : dim_(dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("dim", self.dim(), at_least(1));
+    visit("base", self.base(), positive());
+    visit("layout", self.layout());
+  }
+
   /// Width of an embedding; may be odd.
   TORCH_ARG(int64_t, dim);
   TORCH_ARG(double, base) = 10000.0;

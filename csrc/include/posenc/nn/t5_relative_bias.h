@@ -7,6 +7,17 @@ namespace posenc::nn {
 /// Options of T5RelativeBias.
 struct T5RelativeBiasOptions {
   /*implicit*/ T5RelativeBiasOptions(int64_t num_heads) : num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("num_buckets", self.num_buckets());
+    visit("max_distance", self.max_distance());
+    visit("bidirectional", self.bidirectional());
+    visit("scale", self.scale(), finite());
+  }
+
   TORCH_ARG(int64_t, num_heads);
   /// Rows of the table.
   TORCH_ARG(int64_t, num_buckets) = 32;
