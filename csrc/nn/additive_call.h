@@ -20,7 +20,4 @@ inline at::Tensor unset_parameter(at::IntArrayRef sizes) {
   return at::empty(sizes, at::TensorOptions(c10::get_default_dtype_as_scalartype()));
 }
 
-/// The options of posenc::attention() that a call itself gives.
-AttentionFuncOptions call_options(const AttendOptions& call, std::optional<double> scale);
-
 }  // namespace posenc::nn

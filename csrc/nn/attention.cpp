@@ -1,6 +1,7 @@
 #include <posenc/nn/attention.h>
 
 #include "nn/describe.h"
+#include "nn/score_call.h"
 
 #include <posenc/nn/rotary.h>
 #include <posenc/nn/sinusoidal.h>
@@ -198,20 +199,21 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   const int64_t kv = kv_heads(options);
   at::Tensor q = split_heads(q_proj->forward(embedded), options.num_heads());
   at::Tensor k = split_heads(k_proj->forward(embedded), kv), v = split_heads(v_proj->forward(embedded), kv);
-  std::optional<at::Tensor> gate_key;
+  auto* score = score_of(encodings);
+  TokenState state = score == nullptr ? TokenState() : score->token_state(embedded);
+  at::Tensor gate_key;
   if (!gate_proj.is_empty()) {
     gate_key = split_heads(gate_proj->forward(embedded), kv);
   }
-  std::optional<at::Tensor> log_decay;
-  if (auto* score = score_of(encodings); score != nullptr && score->needs_log_decay()) {
-    log_decay = score->log_decay(embedded);
-  }
-  const auto turn = RotaryForwardOptions().positions(positions).offset(positions ? 0 : start);
+  const auto rotation = RotaryForwardOptions().positions(positions).offset(positions ? 0 : start);
   for (auto* encoding : members<RotaryEncoding>(encodings)) {
-    if (gate_key) {
-      gate_key = std::get<1>(encoding->rotate(*gate_key, *gate_key, turn));
+    if (gate_key.defined()) {
+      gate_key = std::get<1>(encoding->rotate(gate_key, gate_key, rotation));
     }
-    std::tie(q, k) = encoding->rotate(q, k, turn);
+    std::tie(q, k) = encoding->rotate(q, k, rotation);
+  }
+  if (gate_key.defined()) {
+    state["gate_key"] = gate_key;
   }
 
   auto attended = AttendOptions()
@@ -219,8 +221,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
                       .segment_ids(call.segment_ids())
                       .window(options.window())
                       .dropout_p(is_training() ? options.dropout() : 0.0)
-                      .gate_key(gate_key)
-                      .log_decay(log_decay);
+                      .token_state(state);
   const auto output = [&](const at::Tensor& out) {
     const at::Tensor y = o_proj->forward(out.transpose(1, 2).flatten(2));
     return at::dropout(y, options.output_dropout(), is_training());
@@ -228,10 +229,10 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   if (cache == nullptr) {
     return output(attend(q, k, v, attended.q_positions(places).k_positions(places)));
   }
-  const auto before = cache->state();
-  const auto [keys, values] = cache->append(k, v, gate_key, places, log_decay);
+  const auto before = cache->snapshot();
+  const auto [keys, values] = cache->append(k, v, KVCacheAppendOptions().positions(places).token_state(state));
   try {
-    attended.gate_key(cache->gate_keys()).log_decay(cache->log_decay()).k_positions(cache->positions());
+    attended.token_state(cache->token_state()).k_positions(cache->positions());
     if (const auto all = cache->positions()) {
       attended.q_positions(all->narrow(1, start, x.size(1)));
     }
@@ -246,15 +247,7 @@ at::Tensor AttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const
                                  const AttendOptions& call) const {
   ScoreEncoding* score = score_of(encodings);
   if (score == nullptr) {
-    return posenc::attention(q, k, v,
-                             AttentionFuncOptions()
-                                 .is_causal(options.is_causal())
-                                 .key_mask(call.key_mask())
-                                 .window(call.window())
-                                 .segment_ids(call.segment_ids())
-                                 .q_positions(call.q_positions())
-                                 .k_positions(call.k_positions())
-                                 .dropout_p(call.dropout_p()));
+    return posenc::attention(q, k, v, op_options<AttentionFuncOptions>(call).is_causal(options.is_causal()));
   }
   auto own = call;
   if (!score->always_causal()) {

@@ -31,20 +31,12 @@ void check_gate_key(CoPEGate gate, bool given) {
 /// The op's options for a call whose gates are made by `gate_key`.
 CopeAttentionFuncOptions cope_options(const CoPEImpl& self, const AttendOptions& call,
                                       const std::optional<at::Tensor>& gate_key) {
-  TORCH_CHECK_VALUE(call.is_causal().value_or(true),
-                    "CoPE: expected is_causal not to be false: positions count back from each query");
-  TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(),
-                    "CoPE: expected no q_positions or k_positions: positions are counted from what a query sees");
-  check_no_log_decay("CoPE", call);
-  return CopeAttentionFuncOptions()
+  check_token_state(self, call);
+  check_causal_by_index("CoPE", call, "positions count the keys that a query sees, back from the query");
+  return op_options<CopeAttentionFuncOptions>(call)
       .gate_key(gate_key)
-      .gate_bias(self.gate_bias.defined() ? std::make_optional(self.gate_bias) : std::nullopt)
-      .scale(call.scale())
-      .scale_position_logits(self.options.scale_position_logits())
-      .key_mask(call.key_mask())
-      .window(call.window())
-      .segment_ids(call.segment_ids())
-      .dropout_p(call.dropout_p());
+      .gate_bias(where_defined(self.gate_bias))
+      .scale_position_logits(self.options.scale_position_logits());
 }
 
 }  // namespace
@@ -79,8 +71,7 @@ void CoPEImpl::reset_parameters() {
 void CoPEImpl::pretty_print(std::ostream& stream) const { print_options(stream, "CoPE", options); }
 
 at::Tensor CoPEImpl::forward(const at::Tensor& query, const at::Tensor& attn_logits) {
-  return cope_ops::position_logits(query, attn_logits, pos_emb,
-                                   gate_bias.defined() ? std::make_optional(gate_bias) : std::nullopt,
+  return cope_ops::position_logits(query, attn_logits, pos_emb, where_defined(gate_bias),
                                    options.scale_position_logits());
 }
 

@@ -2,6 +2,7 @@
 
 #include "nn/additive_call.h"
 #include "nn/describe.h"
+#include "nn/score_call.h"
 
 #include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
@@ -45,8 +46,9 @@ void FIREImpl::pretty_print(std::ostream& stream) const { print_options(stream, 
 
 std::tuple<at::Tensor, at::Tensor> FIREImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                              const at::Tensor& value, const AttendOptions& call) {
+  check_token_state(*this, call);
   return bias_ops::fire_attention(query, key, value, parameters_of(*this), options.eps(),
-                                  call_options(call, scale_of(call)));
+                                  op_options<AttentionFuncOptions>(call).scale(scale_of(call)));
 }
 
 ScoreTerms FIREImpl::terms(const ScoreCall& call) {

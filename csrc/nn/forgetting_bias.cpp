@@ -17,19 +17,10 @@ namespace {
 /// The op's options for a call.
 AttentionFuncOptions forgetting_options(const ForgettingBiasImpl& self, const at::Tensor& query, const at::Tensor& key,
                                         const AttendOptions& call) {
-  check_no_gate_key("ForgettingBias", call);
-  TORCH_CHECK_VALUE(call.is_causal().value_or(true),
-                    "ForgettingBias: expected is_causal not to be false: decays add up from a query back to a key");
-  TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(),
-                    "ForgettingBias: expected no q_positions or k_positions: decays add up by index");
-  return AttentionFuncOptions()
-      .is_causal(true)
-      .scale(call.scale())
-      .key_mask(call.key_mask())
-      .window(call.window())
-      .segment_ids(call.segment_ids())
-      .log_decay(forgetting_ops::decay_terms(call.log_decay(), query, key, self.options.num_heads(), call.key_mask()))
-      .dropout_p(call.dropout_p());
+  check_token_state(self, call);
+  check_causal_by_index("ForgettingBias", call, "decays add up by index, from a query back to a key");
+  return op_options<AttentionFuncOptions>(call).is_causal(true).log_decay(
+      forgetting_ops::decay_terms(call.log_decay(), query, key, self.options.num_heads(), call.key_mask()));
 }
 
 }  // namespace
@@ -58,8 +49,7 @@ void ForgettingBiasImpl::reset_parameters() {
 void ForgettingBiasImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ForgettingBias", options); }
 
 at::Tensor ForgettingBiasImpl::forward(const at::Tensor& x) {
-  return forgetting_ops::log_decay(x, weight, bias.defined() ? std::make_optional(bias) : std::nullopt,
-                                   options.kind() == ForgettingKind::kCABLE);
+  return forgetting_ops::log_decay(x, weight, where_defined(bias), options.kind() == ForgettingKind::kCABLE);
 }
 
 std::tuple<at::Tensor, at::Tensor> ForgettingBiasImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,

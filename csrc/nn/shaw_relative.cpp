@@ -11,13 +11,6 @@
 #include <cmath>
 
 namespace posenc::nn {
-namespace {
-
-std::optional<at::Tensor> where_defined(const at::Tensor& parameter) {
-  return parameter.defined() ? std::make_optional(parameter) : std::nullopt;
-}
-
-}  // namespace
 
 void check(const ShawRelativeOptions& o) { check_options("ShawRelative", o); }
 
@@ -57,16 +50,14 @@ std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::T
   if (options.values()) {
     check_width("ShawRelative", "value", value, options.head_dim());
   }
-  check_no_gate_key("ShawRelative", call);
-  check_no_log_decay("ShawRelative", call);
+  check_token_state(*this, call);
   return posenc::relative_attention_with_lse(query, key, value, rel_k, where_defined(rel_v),
                                              op_options<RelativeAttentionFuncOptions>(call));
 }
 
 at::Tensor ShawRelativeImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_query("ShawRelative", query, options.head_dim(), options.num_heads());
-  check_no_gate_key("ShawRelative", call);
-  check_no_log_decay("ShawRelative", call);
+  check_token_state(*this, call);
   check_no_dropout("ShawRelative", call);
   return attention_ops::relative_attention_logits(query, key, rel_k, op_options<RelativeAttentionFuncOptions>(call));
 }

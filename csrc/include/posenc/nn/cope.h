@@ -86,6 +86,7 @@ class POSENC_API CoPEImpl : public torch::nn::Cloneable<CoPEImpl>, public ScoreE
 
   bool always_causal() const override { return true; }
   bool takes_positions() const override { return false; }
+  std::vector<std::string> token_state_names() const override { return {"gate_key"}; }
   bool needs_gate_key() const override { return options.gate() == CoPEGate::kKey; }
   std::optional<int64_t> head_dim() const override { return options.head_dim(); }
   std::optional<int64_t> num_heads() const override { return options.num_heads(); }
@@ -99,7 +100,7 @@ class POSENC_API CoPEImpl : public torch::nn::Cloneable<CoPEImpl>, public ScoreE
 
 TORCH_MODULE(CoPE);
 
-/// Raises unless sizes are positive, gate_bias is finite, and num_heads is there beside it.
+/// Raises unless sizes are positive, gate_bias is finite, and num_heads is given with it.
 POSENC_API void check(const CoPEOptions& options);
 
 }  // namespace posenc::nn
