@@ -24,7 +24,8 @@ void check(const MultimodalRotaryOptions& o) {
   if (!o.interleaved_sections()) {
     return;
   }
-  // Pairs in turns of all axes: the first axis takes what the others leave, so no other may run past the end.
+  // Pair c belongs to axis c % axes while that axis has pairs left, else to axis 0. So the last pair of an axis > 0,
+  // (sections[axis] - 1) * axes + axis, must exist.
   const int64_t axes = static_cast<int64_t>(sections.size());
   for (const auto axis : c10::irange(int64_t{1}, axes)) {
     TORCH_CHECK_VALUE(sections[axis] == 0 || (sections[axis] - 1) * axes + axis < sum,

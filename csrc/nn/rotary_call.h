@@ -21,7 +21,7 @@ void check_rotary_width(const char* module, int64_t head_dim, const char* name, 
 /// Raises unless a call's q is (B, H, T, D) with the head width D that the module was built for.
 void check_call_shape(const char* module, int64_t head_dim, const at::Tensor& q);
 
-/// Raises unless k is (B, G, T, D) beside a checked q (B, H, T, D).
+/// Raises unless k is (B, G, T, D) for a q (B, H, T, D) that was checked.
 void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k);
 
 /// Raises unless seq_len is absent or positive.

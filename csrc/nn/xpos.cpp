@@ -24,7 +24,7 @@ void XPosImpl::reset() {
 
 void XPosImpl::pretty_print(std::ostream& stream) const { print_options(stream, "XPos", options); }
 
-at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
+at::Tensor XPosImpl::rotate_by(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
   const auto [cos, sin] = posenc::rotary_tables(call.positions(), inv_freq_.to(x.device()),
                                                 RotaryTablesFuncOptions()
                                                     .length(x.sym_size(2))
@@ -38,14 +38,14 @@ at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardO
 
 at::Tensor XPosImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
   check_call_shape("XPos", options.head_dim(), x);
-  return turn(x, 1.0, call);
+  return rotate_by(x, 1.0, call);
 }
 
 std::tuple<at::Tensor, at::Tensor> XPosImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                         const RotaryForwardOptions& call) {
   check_call_shape("XPos", options.head_dim(), q);
   check_same_tokens("XPos", q, k);
-  return {turn(q, 1.0, call), turn(k, -1.0, call)};
+  return {rotate_by(q, 1.0, call), rotate_by(k, -1.0, call)};
 }
 
 }  // namespace posenc::nn

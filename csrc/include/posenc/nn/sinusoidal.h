@@ -63,7 +63,7 @@ struct SinusoidalOptions {
 ///
 ///     PE[p, 2k] = sin(p base^(-2k/dim)),  PE[p, 2k+1] = cos(p base^(-2k/dim))
 ///
-/// An odd dim lacks the last cosine. Angles are formed in float64, whatever the dtype of x.
+/// With an odd dim there is no last cosine. Angles are formed in float64, whatever the dtype of x.
 ///
 ///     Sinusoidal encoding(512);
 ///     auto y = encoding(x);

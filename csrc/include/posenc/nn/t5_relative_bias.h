@@ -23,10 +23,10 @@ struct T5RelativeBiasOptions {
   TORCH_ARG(int64_t, num_buckets) = 32;
   /// Distance, in tokens, from which on one bucket holds all.
   TORCH_ARG(int64_t, max_distance) = 128;
-  /// Tells keys before and after the query apart (T5's encoder); false: all keys after it share the bucket of distance
-  /// 0 (T5's decoder).
+  /// Keys before and after the query have buckets of their own (T5's encoder); false: all keys after it share the
+  /// bucket of distance 0 (T5's decoder).
   TORCH_ARG(bool, bidirectional) = false;
-  /// What query . key is multiplied by where the call does not say: T5 does not scale. Absent: 1 / sqrt(D).
+  /// What query . key is multiplied by where the call gives no scale: T5 does not scale. Absent: 1 / sqrt(D).
   TORCH_ARG(std::optional<double>, scale) = 1.0;
 };
 

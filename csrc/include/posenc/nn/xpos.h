@@ -63,7 +63,7 @@ class POSENC_API XPosImpl : public torch::nn::Cloneable<XPosImpl>, public Rotary
 
  private:
   /// x rotated and multiplied by zeta^(sign * (p - centre) / scale_base).
-  at::Tensor turn(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const;
+  at::Tensor rotate_by(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const;
 
   at::Tensor inv_freq_, decay_;
 };
