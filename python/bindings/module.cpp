@@ -3,10 +3,11 @@
 #include <posenc/version.h>
 
 PYBIND11_MODULE(_C, m) {
-  m.def("version", &posenc::version);
-  m.def("torch_version", &posenc::torch_version);
-  m.def("cpu_capability", &posenc::cpu_capability);
-  m.def("build_info", &posenc::build_info);
+  using posenc::python::define;
+  define(m, "version", &posenc::version);
+  define(m, "torch_version", &posenc::torch_version);
+  define(m, "cpu_capability", &posenc::cpu_capability);
+  define(m, "build_info", &posenc::build_info);
 
   auto scaling = m.def_submodule("scaling");
   bind_scaling(scaling);
