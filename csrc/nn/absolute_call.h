@@ -12,7 +12,7 @@ inline absolute_ops::Place place_of(const AbsoluteForwardOptions& call) {
   return {call.positions(), call.offset(), call.offsets()};
 }
 
-/// Frequencies of sinusoids for columns 0 .. dim - 1, float64 on the CPU. Raises unless dim and base are in range.
-at::Tensor sinusoid_frequencies(const char* module, int64_t dim, double base, SinusoidalLayout layout);
+/// Frequencies of sinusoids for columns 0 .. dim - 1, float64 on the CPU.
+at::Tensor sinusoid_frequencies(int64_t dim, double base, SinusoidalLayout layout);
 
 }  // namespace posenc::nn

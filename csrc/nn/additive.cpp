@@ -8,8 +8,12 @@
 namespace posenc::nn {
 namespace {
 
-AttentionFuncOptions with_terms(AttentionFuncOptions options, const ScoreTerms& terms) {
-  return options.alibi_slopes(terms.slopes).distance_bias(terms.distance_bias).bias(terms.bias);
+AttentionFuncOptions with_terms(const AttendOptions& call, std::optional<double> scale, const ScoreTerms& terms) {
+  return op_options<AttentionFuncOptions>(call)
+      .scale(scale)
+      .alibi_slopes(terms.slopes)
+      .distance_bias(terms.distance_bias)
+      .bias(terms.bias);
 }
 
 ScoreCall score_call(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
@@ -18,20 +22,6 @@ ScoreCall score_call(const at::Tensor& query, const at::Tensor& key, const Atten
 
 }  // namespace
 
-AttentionFuncOptions call_options(const AttendOptions& call, std::optional<double> scale) {
-  check_no_gate_key("attend", call);
-  check_no_log_decay("attend", call);
-  return AttentionFuncOptions()
-      .is_causal(call.is_causal().value_or(false))
-      .scale(scale)
-      .key_mask(call.key_mask())
-      .window(call.window())
-      .segment_ids(call.segment_ids())
-      .q_positions(call.q_positions())
-      .k_positions(call.k_positions())
-      .dropout_p(call.dropout_p());
-}
-
 std::optional<double> AdditiveEncoding::scale_of(const AttendOptions& call) const {
   return call.scale() ? call.scale() : own_scale();
 }
@@ -39,14 +29,16 @@ std::optional<double> AdditiveEncoding::scale_of(const AttendOptions& call) cons
 std::tuple<at::Tensor, at::Tensor> AdditiveEncoding::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                                      const at::Tensor& value,
                                                                      const AttendOptions& call) {
+  check_token_state(*this, call);
   const ScoreTerms added = terms(score_call(query, key, call));
-  return attention_with_lse(query, key, value, with_terms(call_options(call, scale_of(call)), added));
+  return attention_with_lse(query, key, value, with_terms(call, scale_of(call), added));
 }
 
 at::Tensor AdditiveEncoding::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
+  check_token_state(*this, call);
   check_no_dropout("logits", call);
   const ScoreTerms added = terms(score_call(query, key, call));
-  return attention_ops::attention_logits(query, key, with_terms(call_options(call, scale_of(call)), added));
+  return attention_ops::attention_logits(query, key, with_terms(call, scale_of(call), added));
 }
 
 at::Tensor AdditiveEncoding::bias(int64_t q_len, std::optional<int64_t> k_len) {

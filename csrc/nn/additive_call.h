@@ -2,7 +2,6 @@
 
 /// What the additive modules share.
 
-#include "common/checks.h"
 #include "encodings/bias/ops.h"
 
 #include <posenc/nn/additive.h>
@@ -16,17 +15,9 @@ inline bias_ops::Span span_of(const ScoreCall& call) {
   return {call.query, call.key, call.q_positions, call.k_positions};
 }
 
-inline void check_num_heads(const char* module, int64_t num_heads) {
-  TORCH_CHECK_VALUE(num_heads >= 1, module, ": expected num_heads to be at least 1, but got ", num_heads);
-  check_entries(module, "num_heads", num_heads);
-}
-
 /// Memory of a parameter, in the default dtype.
 inline at::Tensor unset_parameter(at::IntArrayRef sizes) {
   return at::empty(sizes, at::TensorOptions(c10::get_default_dtype_as_scalartype()));
 }
-
-/// The options of posenc::attention() that a call itself gives.
-AttentionFuncOptions call_options(const AttendOptions& call, std::optional<double> scale);
 
 }  // namespace posenc::nn

@@ -2,24 +2,20 @@
 
 #include "common/plain_tensors.h"
 #include "nn/additive_call.h"
+#include "nn/describe.h"
 
 #include <ATen/core/grad_mode.h>
-
-#include <cmath>
 
 namespace posenc::nn {
 
 ALiBiImpl::ALiBiImpl(ALiBiOptions options) : options(std::move(options)) { reset(); }
 
 void ALiBiImpl::reset() {
-  check_num_heads("ALiBi", options.num_heads());
+  check_options("ALiBi", options);
   const auto numbers = options.slopes().value_or(bias_ops::alibi_slope_list(options.num_heads()));
   TORCH_CHECK_VALUE(static_cast<int64_t>(numbers.size()) == options.num_heads(),
                     "ALiBi: expected one slope for each of the ", options.num_heads(), " heads, but got ",
                     numbers.size());
-  for (const double slope : numbers) {
-    TORCH_CHECK_VALUE(std::isfinite(slope), "ALiBi: expected finite slopes, but got ", slope);
-  }
   initial_slopes_ = plain_tensor(numbers);
   if (options.learnable()) {
     const PlainTensorsGuard guard;
@@ -37,13 +33,7 @@ void ALiBiImpl::reset_parameters() {
   }
 }
 
-void ALiBiImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::ALiBi(num_heads=" << options.num_heads();
-  if (options.slopes()) {
-    stream << ", slopes=" << c10::ArrayRef<double>(*options.slopes());
-  }
-  stream << ", learnable=" << options.learnable() << ")";
-}
+void ALiBiImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ALiBi", options); }
 
 ScoreTerms ALiBiImpl::terms(const ScoreCall& call) {
   const at::Tensor& used = options.learnable() ? slopes : slopes.to(call.query.device());

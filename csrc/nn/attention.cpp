@@ -1,6 +1,8 @@
 #include <posenc/nn/attention.h>
 
 #include "common/checks.h"
+#include "nn/describe.h"
+#include "nn/score_call.h"
 
 #include <posenc/nn/rotary.h>
 #include <posenc/nn/sinusoidal.h>
@@ -90,14 +92,7 @@ torch::nn::Linear projection(int64_t from, int64_t to, bool bias) {
 }  // namespace
 
 void check(const AttentionOptions& o) {
-  const auto positive = [](const char* name, int64_t value) {
-    TORCH_CHECK_VALUE(value >= 1, "Attention: expected ", name, " to be at least 1, but got ", value);
-  };
-  positive("embed_dim", o.embed_dim());
-  positive("num_heads", o.num_heads());
-  positive("num_kv_heads", kv_heads(o));
-  positive("head_dim", o.head_dim().value_or(1));
-  positive("window", o.window().value_or(1));
+  check_options("Attention", o);
   if (o.head_dim()) {
     check_numbers("Attention", "embed_dim * num_heads * head_dim", {o.embed_dim(), o.num_heads(), *o.head_dim()});
   } else {
@@ -107,9 +102,6 @@ void check(const AttentionOptions& o) {
                     " to be a multiple of num_kv_heads, but got ", kv_heads(o));
   TORCH_CHECK_VALUE(o.head_dim() || o.embed_dim() % o.num_heads() == 0, "Attention: expected embed_dim ", o.embed_dim(),
                     " to be a multiple of num_heads ", o.num_heads(), ", or head_dim to be given");
-  for (const auto& [name, p] : {std::pair("dropout", o.dropout()), std::pair("output_dropout", o.output_dropout())}) {
-    TORCH_CHECK_VALUE(p >= 0 && p < 1, "Attention: expected ", name, " from 0 to below 1, but got ", p);
-  }
   check_encodings(o);
 }
 
@@ -150,15 +142,11 @@ std::shared_ptr<torch::nn::Module> AttentionImpl::clone(const std::optional<at::
 }
 
 void AttentionImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::Attention(embed_dim=" << options.embed_dim()
-         << ", num_heads=" << options.num_heads() << ", num_kv_heads=" << kv_heads(options)
-         << ", head_dim=" << head_width(options) << ", dropout=" << options.dropout()
-         << ", output_dropout=" << options.output_dropout() << ", bias=" << options.bias()
-         << ", output_bias=" << options.output_bias().value_or(options.bias()) << ", is_causal=" << options.is_causal();
-  if (options.window()) {
-    stream << ", window=" << *options.window();
-  }
-  stream << ")";
+  auto shown = options;
+  shown.num_kv_heads(kv_heads(options))
+      .head_dim(head_width(options))
+      .output_bias(options.output_bias().value_or(options.bias()));
+  print_options(stream, "Attention", shown);
 }
 
 void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOptions& call) const {
@@ -220,20 +208,21 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   const int64_t kv = kv_heads(options);
   at::Tensor q = split_heads(q_proj->forward(embedded), options.num_heads());
   at::Tensor k = split_heads(k_proj->forward(embedded), kv), v = split_heads(v_proj->forward(embedded), kv);
-  std::optional<at::Tensor> gate_key;
+  auto* score = score_of(encodings);
+  TokenState state = score == nullptr ? TokenState() : score->token_state(embedded);
+  at::Tensor gate_key;
   if (!gate_proj.is_empty()) {
     gate_key = split_heads(gate_proj->forward(embedded), kv);
   }
-  std::optional<at::Tensor> log_decay;
-  if (auto* score = score_of(encodings); score != nullptr && score->needs_log_decay()) {
-    log_decay = score->log_decay(embedded);
-  }
-  const auto turn = RotaryForwardOptions().positions(positions).offset(positions ? 0 : start);
+  const auto rotation = RotaryForwardOptions().positions(positions).offset(positions ? 0 : start);
   for (auto* encoding : members<RotaryEncoding>(encodings)) {
-    if (gate_key) {
-      gate_key = std::get<1>(encoding->rotate(*gate_key, *gate_key, turn));
+    if (gate_key.defined()) {
+      gate_key = std::get<1>(encoding->rotate(gate_key, gate_key, rotation));
     }
-    std::tie(q, k) = encoding->rotate(q, k, turn);
+    std::tie(q, k) = encoding->rotate(q, k, rotation);
+  }
+  if (gate_key.defined()) {
+    state["gate_key"] = gate_key;
   }
 
   auto attended = AttendOptions()
@@ -241,8 +230,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
                       .segment_ids(call.segment_ids())
                       .window(options.window())
                       .dropout_p(is_training() ? options.dropout() : 0.0)
-                      .gate_key(gate_key)
-                      .log_decay(log_decay);
+                      .token_state(state);
   const auto output = [&](const at::Tensor& out) {
     const at::Tensor y = o_proj->forward(out.transpose(1, 2).flatten(2));
     return at::dropout(y, options.output_dropout(), is_training());
@@ -250,10 +238,10 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   if (cache == nullptr) {
     return output(attend(q, k, v, attended.q_positions(places).k_positions(places)));
   }
-  const auto before = cache->state();
-  const auto [keys, values] = cache->append(k, v, gate_key, places, log_decay);
+  const auto before = cache->snapshot();
+  const auto [keys, values] = cache->append(k, v, KVCacheAppendOptions().positions(places).token_state(state));
   try {
-    attended.gate_key(cache->gate_keys()).log_decay(cache->log_decay()).k_positions(cache->positions());
+    attended.token_state(cache->token_state()).k_positions(cache->positions());
     if (const auto all = cache->positions()) {
       attended.q_positions(all->narrow(1, start, x.size(1)));
     }
@@ -268,15 +256,7 @@ at::Tensor AttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const
                                  const AttendOptions& call) const {
   ScoreEncoding* score = score_of(encodings);
   if (score == nullptr) {
-    return posenc::attention(q, k, v,
-                             AttentionFuncOptions()
-                                 .is_causal(options.is_causal())
-                                 .key_mask(call.key_mask())
-                                 .window(call.window())
-                                 .segment_ids(call.segment_ids())
-                                 .q_positions(call.q_positions())
-                                 .k_positions(call.k_positions())
-                                 .dropout_p(call.dropout_p()));
+    return posenc::attention(q, k, v, op_options<AttentionFuncOptions>(call).is_causal(options.is_causal()));
   }
   auto own = call;
   if (!score->always_causal()) {

@@ -2,6 +2,7 @@
 
 #include "common/checks.h"
 #include "common/plain_tensors.h"
+#include "nn/describe.h"
 #include "nn/rotary_call.h"
 
 #include <ATen/core/grad_mode.h>
@@ -11,7 +12,7 @@ namespace posenc::nn {
 namespace {
 
 void check(const AxialRotaryOptions& o) {
-  TORCH_CHECK_VALUE(o.num_axes() >= 1, "AxialRotary: expected num_axes to be at least 1, but got ", o.num_axes());
+  check_options("AxialRotary", o);
   check_entries("AxialRotary", "num_axes", o.num_axes());
   check_entries("AxialRotary", "head_dim", o.head_dim());
   TORCH_CHECK_VALUE(o.head_dim() >= 1 && o.head_dim() % (2 * o.num_axes()) == 0,
@@ -19,8 +20,6 @@ void check(const AxialRotaryOptions& o) {
                     ", but got ", o.head_dim());
   TORCH_CHECK_VALUE(!o.num_heads() || o.learnable(),
                     "AxialRotary: expected num_heads only beside learnable=True, but got ", o.num_heads().value_or(0));
-  TORCH_CHECK_VALUE(!o.num_heads() || *o.num_heads() >= 1, "AxialRotary: expected num_heads to be at least 1, but got ",
-                    o.num_heads().value_or(0));
   check_numbers("AxialRotary", "num_axes * num_heads * head_dim",
                 {o.num_axes(), o.num_heads().value_or(1), o.head_dim()}, 2 * kMostEntries);
 }
@@ -45,15 +44,7 @@ void AxialRotaryImpl::reset_parameters() {
   }
 }
 
-void AxialRotaryImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::AxialRotary(head_dim=" << options.head_dim()
-         << ", num_axes=" << options.num_axes() << ", base=" << options.base()
-         << ", interleaved=" << options.interleaved() << ", learnable=" << options.learnable();
-  if (options.num_heads()) {
-    stream << ", num_heads=" << *options.num_heads();
-  }
-  stream << ")";
-}
+void AxialRotaryImpl::pretty_print(std::ostream& stream) const { print_options(stream, "AxialRotary", options); }
 
 at::Tensor AxialRotaryImpl::initial_inv_freq() const {
   const int64_t axes = options.num_axes(), pairs = options.head_dim() / 2, own = pairs / axes;

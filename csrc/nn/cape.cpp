@@ -1,7 +1,7 @@
 #include <posenc/nn/cape.h>
 
-#include "encodings/absolute/checks.h"
 #include "nn/absolute_call.h"
+#include "nn/describe.h"
 
 namespace posenc::nn {
 namespace {
@@ -15,16 +15,11 @@ absolute_ops::Augmentation augmentation(const CAPEOptions& o) {
 CAPEImpl::CAPEImpl(CAPEOptions options) : options(std::move(options)) { reset(); }
 
 void CAPEImpl::reset() {
-  absolute_ops::check_augmentation("CAPE", augmentation(options));
-  inv_freq_ = sinusoid_frequencies("CAPE", options.dim(), options.base(), SinusoidalLayout::kInterleaved);
+  check_options("CAPE", options);
+  inv_freq_ = sinusoid_frequencies(options.dim(), options.base(), SinusoidalLayout::kInterleaved);
 }
 
-void CAPEImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::CAPE(dim=" << options.dim()
-         << ", max_global_shift=" << options.max_global_shift() << ", max_local_shift=" << options.max_local_shift()
-         << ", max_global_scaling=" << options.max_global_scaling() << ", base=" << options.base()
-         << ", centre=" << options.centre() << ")";
-}
+void CAPEImpl::pretty_print(std::ostream& stream) const { print_options(stream, "CAPE", options); }
 
 at::Tensor CAPEImpl::forward(const at::Tensor& x, const AbsoluteForwardOptions& call) {
   return absolute_ops::add_cape(x, place_of(call), inv_freq_.to(x.device()), options.dim(), options.centre(),

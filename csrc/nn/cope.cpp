@@ -3,6 +3,7 @@
 #include "attention/ops.h"
 #include "common/checks.h"
 #include "encodings/cope/ops.h"
+#include "nn/describe.h"
 #include "nn/score_call.h"
 
 #include <ATen/core/grad_mode.h>
@@ -13,17 +14,6 @@
 
 namespace posenc::nn {
 namespace {
-
-const char* name_of(CoPEGate gate) {
-  switch (gate) {
-    case CoPEGate::kKey:
-      return "key";
-    case CoPEGate::kValue:
-      return "value";
-    default:
-      return "logits";
-  }
-}
 
 void check_gate_key(CoPEGate gate, bool given) {
   switch (gate) {
@@ -42,37 +32,22 @@ void check_gate_key(CoPEGate gate, bool given) {
 /// The op's options for a call whose gates are made by `gate_key`.
 CopeAttentionFuncOptions cope_options(const CoPEImpl& self, const AttendOptions& call,
                                       const std::optional<at::Tensor>& gate_key) {
-  TORCH_CHECK_VALUE(call.is_causal().value_or(true),
-                    "CoPE: expected is_causal not to be false: positions count back from each query");
-  TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(),
-                    "CoPE: expected no q_positions or k_positions: positions are counted from what a query sees");
-  check_no_log_decay("CoPE", call);
-  return CopeAttentionFuncOptions()
+  check_token_state(self, call);
+  check_causal_by_index("CoPE", call, "positions count the keys that a query sees, back from the query");
+  return op_options<CopeAttentionFuncOptions>(call)
       .gate_key(gate_key)
-      .gate_bias(self.gate_bias.defined() ? std::make_optional(self.gate_bias) : std::nullopt)
-      .scale(call.scale())
-      .scale_position_logits(self.options.scale_position_logits())
-      .key_mask(call.key_mask())
-      .window(call.window())
-      .segment_ids(call.segment_ids())
-      .dropout_p(call.dropout_p());
+      .gate_bias(where_defined(self.gate_bias))
+      .scale_position_logits(self.options.scale_position_logits());
 }
 
 }  // namespace
 
 void check(const CoPEOptions& o) {
-  TORCH_CHECK_VALUE(o.head_dim() >= 1, "CoPE: expected head_dim to be at least 1, but got ", o.head_dim());
-  TORCH_CHECK_VALUE(o.max_positions() >= 1, "CoPE: expected max_positions to be at least 1, but got ",
-                    o.max_positions());
-  TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "CoPE: expected num_heads to be at least 1, but got ",
-                    o.num_heads().value_or(0));
+  check_options("CoPE", o);
   check_numbers("CoPE", "num_heads * head_dim * max_positions",
                 {o.num_heads().value_or(1), o.head_dim(), o.max_positions()});
   TORCH_CHECK_VALUE(!o.gate_bias() || o.num_heads(),
-                    "CoPE: expected num_heads beside gate_bias, which has one number "
-                    "for each head");
-  TORCH_CHECK_VALUE(std::isfinite(o.gate_bias().value_or(0)), "CoPE: expected a finite gate_bias, but got ",
-                    o.gate_bias().value_or(0));
+                    "CoPE: expected num_heads beside gate_bias, which has one number for each head");
 }
 
 CoPEImpl::CoPEImpl(CoPEOptions options) : options(std::move(options)) { reset(); }
@@ -96,22 +71,10 @@ void CoPEImpl::reset_parameters() {
   }
 }
 
-void CoPEImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::CoPE(head_dim=" << options.head_dim()
-         << ", max_positions=" << options.max_positions();
-  if (options.num_heads()) {
-    stream << ", num_heads=" << *options.num_heads();
-  }
-  stream << ", scale_position_logits=" << options.scale_position_logits() << ", gate=" << name_of(options.gate());
-  if (options.gate_bias()) {
-    stream << ", gate_bias=" << *options.gate_bias();
-  }
-  stream << ")";
-}
+void CoPEImpl::pretty_print(std::ostream& stream) const { print_options(stream, "CoPE", options); }
 
 at::Tensor CoPEImpl::forward(const at::Tensor& query, const at::Tensor& attn_logits) {
-  return cope_ops::position_logits(query, attn_logits, pos_emb,
-                                   gate_bias.defined() ? std::make_optional(gate_bias) : std::nullopt,
+  return cope_ops::position_logits(query, attn_logits, pos_emb, where_defined(gate_bias),
                                    options.scale_position_logits());
 }
 

@@ -1,14 +1,13 @@
 #include <posenc/nn/fire.h>
 
 #include "nn/additive_call.h"
+#include "nn/describe.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
-
-#include <cmath>
 
 namespace posenc::nn {
 namespace {
@@ -22,16 +21,8 @@ attention_ops::FireTerms fire_terms(FIREImpl& module, const bias_ops::Span& span
 }  // namespace
 
 void check(const FIREOptions& o) {
-  check_num_heads("FIRE", o.num_heads());
-  TORCH_CHECK_VALUE(o.hidden_dim() >= 1, "FIRE: expected hidden_dim to be at least 1, but got ", o.hidden_dim());
+  check_options("FIRE", o);
   check_numbers("FIRE", "hidden_dim * num_heads", {o.hidden_dim(), o.num_heads()});
-  const auto positive = [](const char* name, double value) {
-    TORCH_CHECK_VALUE(value > 0 && std::isfinite(value), "FIRE: expected ", name,
-                      " to be positive and finite, but got ", value);
-  };
-  positive("c", o.c());
-  positive("threshold", o.threshold());
-  positive("eps", o.eps());
 }
 
 FIREImpl::FIREImpl(FIREOptions options) : options(std::move(options)) { reset(); }
@@ -56,21 +47,21 @@ void FIREImpl::reset_parameters() {
   mlp->at<torch::nn::LinearImpl>(2).reset_parameters();
 }
 
-void FIREImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::FIRE(num_heads=" << options.num_heads() << ", hidden_dim=" << options.hidden_dim()
-         << ", c=" << options.c() << ", threshold=" << options.threshold() << ", eps=" << options.eps() << ")";
-}
+void FIREImpl::pretty_print(std::ostream& stream) const { print_options(stream, "FIRE", options); }
 
 std::tuple<at::Tensor, at::Tensor> FIREImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                              const at::Tensor& value, const AttendOptions& call) {
+  check_token_state(*this, call);
   const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
-  return attention_ops::fire_attention(query, key, value, fire, call_options(call, scale_of(call)));
+  return attention_ops::fire_attention(query, key, value, fire,
+                                       op_options<AttentionFuncOptions>(call).scale(scale_of(call)));
 }
 
 at::Tensor FIREImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
+  check_token_state(*this, call);
   check_no_dropout("logits", call);
   const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
-  return attention_ops::fire_logits(query, key, fire, call_options(call, scale_of(call)));
+  return attention_ops::fire_logits(query, key, fire, op_options<AttentionFuncOptions>(call).scale(scale_of(call)));
 }
 
 ScoreTerms FIREImpl::terms(const ScoreCall& call) {

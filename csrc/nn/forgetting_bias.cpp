@@ -3,6 +3,7 @@
 #include "attention/ops.h"
 #include "common/checks.h"
 #include "encodings/forgetting/ops.h"
+#include "nn/describe.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/empty.h>
@@ -17,26 +18,16 @@ namespace {
 /// The op's options for a call.
 AttentionFuncOptions forgetting_options(const ForgettingBiasImpl& self, const at::Tensor& query, const at::Tensor& key,
                                         const AttendOptions& call) {
-  check_no_gate_key("ForgettingBias", call);
-  TORCH_CHECK_VALUE(call.is_causal().value_or(true),
-                    "ForgettingBias: expected is_causal not to be false: decays add up from a query back to a key");
-  TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(),
-                    "ForgettingBias: expected no q_positions or k_positions: decays add up by index");
-  return AttentionFuncOptions()
-      .is_causal(true)
-      .scale(call.scale())
-      .key_mask(call.key_mask())
-      .window(call.window())
-      .segment_ids(call.segment_ids())
-      .log_decay(forgetting_ops::decay_terms(call.log_decay(), query, key, self.options.num_heads(), call.key_mask()))
-      .dropout_p(call.dropout_p());
+  check_token_state(self, call);
+  check_causal_by_index("ForgettingBias", call, "decays add up by index, from a query back to a key");
+  return op_options<AttentionFuncOptions>(call).is_causal(true).log_decay(
+      forgetting_ops::decay_terms(call.log_decay(), query, key, self.options.num_heads(), call.key_mask()));
 }
 
 }  // namespace
 
 void check(const ForgettingBiasOptions& o) {
-  TORCH_CHECK_VALUE(o.embed_dim() >= 1, "ForgettingBias: expected embed_dim to be at least 1, but got ", o.embed_dim());
-  TORCH_CHECK_VALUE(o.num_heads() >= 1, "ForgettingBias: expected num_heads to be at least 1, but got ", o.num_heads());
+  check_options("ForgettingBias", o);
   check_numbers("ForgettingBias", "embed_dim * num_heads", {o.embed_dim(), o.num_heads()});
 }
 
@@ -59,14 +50,10 @@ void ForgettingBiasImpl::reset_parameters() {
   }
 }
 
-void ForgettingBiasImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::ForgettingBias(embed_dim=" << options.embed_dim() << ", num_heads=" << options.num_heads()
-         << ", kind=" << (options.kind() == ForgettingKind::kFoX ? "fox" : "cable") << ")";
-}
+void ForgettingBiasImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ForgettingBias", options); }
 
 at::Tensor ForgettingBiasImpl::forward(const at::Tensor& x) {
-  return forgetting_ops::log_decay(x, weight, bias.defined() ? std::make_optional(bias) : std::nullopt,
-                                   options.kind() == ForgettingKind::kCABLE);
+  return forgetting_ops::log_decay(x, weight, where_defined(bias), options.kind() == ForgettingKind::kCABLE);
 }
 
 std::tuple<at::Tensor, at::Tensor> ForgettingBiasImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,

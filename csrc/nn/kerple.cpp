@@ -1,12 +1,13 @@
 #include <posenc/nn/kerple.h>
 
 #include "nn/additive_call.h"
+#include "nn/describe.h"
 
 #include <torch/nn/init.h>
 
 namespace posenc::nn {
 
-void check(const KerpleOptions& o) { check_num_heads("Kerple", o.num_heads()); }
+void check(const KerpleOptions& o) { check_options("Kerple", o); }
 
 KerpleImpl::KerpleImpl(KerpleOptions options) : options(std::move(options)) { reset(); }
 
@@ -22,10 +23,7 @@ void KerpleImpl::reset_parameters() {
   torch::nn::init::uniform_(r2, 0.0, 1.0);
 }
 
-void KerpleImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::Kerple(num_heads=" << options.num_heads()
-         << ", kind=" << (options.kind() == KerpleKind::kPower ? "power" : "log") << ")";
-}
+void KerpleImpl::pretty_print(std::ostream& stream) const { print_options(stream, "Kerple", options); }
 
 ScoreTerms KerpleImpl::terms(const ScoreCall& call) {
   return {.distance_bias = bias_ops::kerple_table(r1, r2, span_of(call), options.kind() == KerpleKind::kPower)};

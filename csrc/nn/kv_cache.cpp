@@ -1,6 +1,7 @@
 #include <posenc/nn/kv_cache.h>
 
 #include "common/checks.h"
+#include "nn/describe.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -11,19 +12,13 @@ namespace posenc::nn {
 namespace {
 
 void check_cache_options(const KVCacheOptions& o) {
-  const auto positive = [](const char* name, int64_t value) {
-    TORCH_CHECK_VALUE(value >= 1, "KVCache: expected ", name, " to be at least 1, but got ", value);
-  };
-  positive("batch_size", o.batch_size());
-  positive("num_kv_heads", o.num_kv_heads());
-  positive("max_length", o.max_length());
-  positive("head_dim", o.head_dim());
+  check_options("KVCache", o);
   check_numbers("KVCache", "batch_size * num_kv_heads * max_length * head_dim",
                 {o.batch_size(), o.num_kv_heads(), o.max_length(), o.head_dim()});
   TORCH_CHECK_TYPE(at::isFloatingType(o.dtype()), "KVCache: expected a floating dtype, but got ", o.dtype());
 }
 
-/// Of decays, which are summed over all tokens.
+/// The dtype of state with one number for each head and token, e.g. decays, which are summed over all tokens.
 at::ScalarType sum_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 /// Memory that stays writable outside an inference mode in which it may be made.
@@ -45,46 +40,40 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
                                                    const std::optional<at::Tensor>& gate_key,
                                                    const std::optional<at::Tensor>& positions,
                                                    const std::optional<at::Tensor>& log_decay) {
+  const auto state = AttendOptions().gate_key(gate_key).log_decay(log_decay).token_state();
+  return append(k, v, KVCacheAppendOptions().positions(positions).token_state(state));
+}
+
+std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at::Tensor& v,
+                                                   const KVCacheAppendOptions& call) {
   check_dense("KVCache", "k", k);
   TORCH_CHECK_VALUE(k.dim() == 4, "KVCache: expected k of shape (batch, heads, tokens, head_dim), but got ", k.sizes());
   const int64_t tokens = k.size(2);
   check(k, "k", tokens);
   check(v, "v", tokens);
-  check_complete("gate_key", gate_key.has_value(), gate_keys_.defined());
-  if (gate_key) {
-    check(*gate_key, "gate_key", tokens);
-  }
-  check_complete("log_decay", log_decay.has_value(), log_decay_.defined());
-  if (log_decay) {
-    check_log_decay(*log_decay, tokens);
-  }
-  if (positions) {
-    check_positions(*positions, tokens);
+  check_state(call.token_state(), tokens);
+  if (call.positions()) {
+    check_positions(*call.positions(), tokens);
   }
   const int64_t end = length_ + tokens;
   TORCH_CHECK_VALUE(end <= options_.max_length(), "KVCache: expected at most max_length ", options_.max_length(),
                     " tokens, but got ", tokens, " new after ", length_, " cached, ", end, " in all");
 
-  if (length_ == 0) {  // an empty call before may have left some, which bind nobody
-    gate_keys_.reset();
-    log_decay_.reset();
+  if (length_ == 0) {  // a call without tokens may have left state, which later calls need not have
+    token_state_.clear();
   }
   keys_.narrow(2, length_, tokens).copy_(k);
   values_.narrow(2, length_, tokens).copy_(v);
-  if (gate_key) {
-    if (!gate_keys_.defined()) {
-      gate_keys_ = allocate(keys_.sizes(), options_.dtype(), options_.device());
+  for (const auto& [name, x] : call.token_state()) {
+    at::Tensor& stored = token_state_[name];
+    if (!stored.defined()) {
+      at::DimVector shape(x.sizes());
+      shape[2] = options_.max_length();
+      stored = allocate(shape, x.scalar_type(), options_.device());
     }
-    gate_keys_.narrow(2, length_, tokens).copy_(*gate_key);
+    stored.narrow(2, length_, tokens).copy_(x);
   }
-  if (log_decay) {
-    if (!log_decay_.defined()) {
-      log_decay_ = allocate({options_.batch_size(), log_decay->size(1), options_.max_length()},
-                            log_decay->scalar_type(), options_.device());
-    }
-    log_decay_.narrow(2, length_, tokens).copy_(*log_decay);
-  }
-  store_positions(positions, tokens);
+  store_positions(call.positions(), tokens);
   length_ = end;
   return {keys_.narrow(2, 0, end), values_.narrow(2, 0, end)};
 }
@@ -99,21 +88,35 @@ void KVCache::check(const at::Tensor& x, const char* name, int64_t tokens) const
   check_place(x, name);
 }
 
-void KVCache::check_log_decay(const at::Tensor& x, int64_t tokens) const {
-  TORCH_CHECK_VALUE(x.dim() == 3 && x.size(0) == options_.batch_size() && x.size(2) == tokens &&
-                        (length_ == 0 || !log_decay_.defined() || x.size(1) == log_decay_.size(1)),
-                    "KVCache: expected log_decay of shape (", options_.batch_size(), ", ",
-                    log_decay_.defined() ? c10::str(log_decay_.size(1)) : "heads", ", ", tokens, "), but got ",
-                    x.sizes());
-  const at::ScalarType dtype = sum_dtype(options_.dtype());
-  TORCH_CHECK_TYPE(x.scalar_type() == dtype, "KVCache: expected log_decay to be ", dtype, " in a cache of ",
-                   options_.dtype(), ", but got ", x.scalar_type());
-  check_place(x, "log_decay");
+void KVCache::check_state(const TokenState& state, int64_t tokens) const {
+  const auto complete = [&](const std::string& name, bool stored) {
+    TORCH_CHECK_VALUE(length_ == 0 || state.count(name) == token_state_.count(name), "KVCache: expected ", name,
+                      " with every token or with none, but the cached ones came ", stored ? "with" : "without");
+  };
+  for (const auto& [name, stored] : token_state_) {
+    complete(name, true);
+  }
+  for (const auto& [name, x] : state) {
+    complete(name, false);
+    if (x.dim() == 4) {
+      check(x, name.c_str(), tokens);
+    } else {
+      check_numbers(x, name.c_str(), tokens);
+    }
+  }
 }
 
-void KVCache::check_complete(const char* name, bool given, bool stored) const {
-  TORCH_CHECK_VALUE(length_ == 0 || given == stored, "KVCache: expected ", name,
-                    " with every token or with none, but the cached ones came ", stored ? "with" : "without");
+void KVCache::check_numbers(const at::Tensor& x, const char* name, int64_t tokens) const {
+  const auto stored = token_state_.find(name);
+  const bool known = length_ > 0 && stored != token_state_.end();
+  TORCH_CHECK_VALUE(x.dim() == 3 && x.size(0) == options_.batch_size() && x.size(2) == tokens &&
+                        (!known || x.size(1) == stored->second.size(1)),
+                    "KVCache: expected ", name, " of shape (", options_.batch_size(), ", ",
+                    known ? c10::str(stored->second.size(1)) : "heads", ", ", tokens, "), but got ", x.sizes());
+  const at::ScalarType dtype = sum_dtype(options_.dtype());
+  TORCH_CHECK_TYPE(x.scalar_type() == dtype, "KVCache: expected ", name, " to be ", dtype, " in a cache of ",
+                   options_.dtype(), ", but got ", x.scalar_type());
+  check_place(x, name);
 }
 
 void KVCache::check_place(const at::Tensor& x, const char* name) const {
@@ -161,23 +164,27 @@ void KVCache::store_positions(const std::optional<at::Tensor>& positions, int64_
   positions_.narrow(1, length_, tokens).copy_(positions ? positions->detach() : counted(length_, length_ + tokens));
 }
 
-std::optional<at::Tensor> KVCache::gate_keys() const {
-  return gate_keys_.defined() ? std::make_optional(gate_keys_.narrow(2, 0, length_)) : std::nullopt;
+TokenState KVCache::token_state() const {
+  TokenState state;
+  for (const auto& [name, stored] : token_state_) {
+    state.emplace(name, stored.narrow(2, 0, length_));
+  }
+  return state;
 }
 
-std::optional<at::Tensor> KVCache::log_decay() const {
-  return log_decay_.defined() ? std::make_optional(log_decay_.narrow(2, 0, length_)) : std::nullopt;
+std::optional<at::Tensor> KVCache::state_of(const char* name) const {
+  const auto found = token_state_.find(name);
+  return found == token_state_.end() ? std::nullopt : std::make_optional(found->second.narrow(2, 0, length_));
 }
 
 std::optional<at::Tensor> KVCache::positions() const {
   return positions_.defined() ? std::make_optional(positions_.narrow(1, 0, length_)) : std::nullopt;
 }
 
-void KVCache::restore(State state) {
-  length_ = state.length;
-  gate_keys_ = std::move(state.gate_keys);
-  log_decay_ = std::move(state.log_decay);
-  positions_ = std::move(state.positions);
+void KVCache::restore(Snapshot snapshot) {
+  length_ = snapshot.length;
+  token_state_ = std::move(snapshot.token_state);
+  positions_ = std::move(snapshot.positions);
 }
 
 void KVCache::crop(int64_t length) {
@@ -185,8 +192,7 @@ void KVCache::crop(int64_t length) {
                     ", but got ", length);
   length_ = length;
   if (length == 0) {
-    gate_keys_.reset();
-    log_decay_.reset();
+    token_state_.clear();
     positions_.reset();
   }
 }

@@ -2,6 +2,7 @@
 
 #include "common/checks.h"
 #include "nn/absolute_call.h"
+#include "nn/describe.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -10,9 +11,7 @@
 namespace posenc::nn {
 
 void check(const LearnedAbsoluteOptions& options) {
-  TORCH_CHECK_VALUE(options.max_positions() >= 1, "LearnedAbsolute: expected max_positions to be at least 1, but got ",
-                    options.max_positions());
-  TORCH_CHECK_VALUE(options.dim() >= 1, "LearnedAbsolute: expected dim to be at least 1, but got ", options.dim());
+  check_options("LearnedAbsolute", options);
   check_numbers("LearnedAbsolute", "max_positions * dim", {options.max_positions(), options.dim()});
 }
 
@@ -28,7 +27,7 @@ void LearnedAbsoluteImpl::reset() {
 void LearnedAbsoluteImpl::reset_parameters() { torch::nn::init::normal_(weight, 0.0, kInitialStd); }
 
 void LearnedAbsoluteImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::LearnedAbsolute(max_positions=" << options.max_positions() << ", dim=" << options.dim() << ")";
+  print_options(stream, "LearnedAbsolute", options);
 }
 
 at::Tensor LearnedAbsoluteImpl::forward(const at::Tensor& x, const AbsoluteForwardOptions& call) {

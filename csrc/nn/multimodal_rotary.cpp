@@ -1,5 +1,6 @@
 #include <posenc/nn/multimodal_rotary.h>
 
+#include "nn/describe.h"
 #include "nn/rotary_call.h"
 
 #include <c10/util/irange.h>
@@ -12,8 +13,8 @@ namespace {
 int64_t width(const MultimodalRotaryOptions& o) { return o.rotary_dim().value_or(o.head_dim()); }
 
 void check(const MultimodalRotaryOptions& o) {
+  check_options("MultimodalRotary", o);
   check_rotary_width("MultimodalRotary", o.head_dim(), o.rotary_dim() ? "rotary_dim" : "head_dim", width(o));
-  check_seq_len("MultimodalRotary", o.seq_len());
   const auto& sections = o.sections();
   const bool positive =
       std::all_of(sections.begin(), sections.end(), [&](int64_t s) { return s >= 0 && s <= width(o); });
@@ -24,7 +25,8 @@ void check(const MultimodalRotaryOptions& o) {
   if (!o.interleaved_sections()) {
     return;
   }
-  // Pairs in turns of all axes: the first axis takes what the others leave, so no other may run past the end.
+  // Pair c belongs to axis c % axes while that axis has pairs left, else to axis 0. So the last pair of an axis > 0,
+  // (sections[axis] - 1) * axes + axis, must exist.
   const int64_t axes = static_cast<int64_t>(sections.size());
   for (const auto axis : c10::irange(int64_t{1}, axes)) {
     TORCH_CHECK_VALUE(sections[axis] == 0 || (sections[axis] - 1) * axes + axis < sum,
@@ -43,18 +45,9 @@ void MultimodalRotaryImpl::reset() {
 }
 
 void MultimodalRotaryImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::MultimodalRotary(head_dim=" << options.head_dim()
-         << ", sections=" << at::IntArrayRef(options.sections()) << ", rotary_dim=" << width(options)
-         << ", base=" << options.base() << ", interleaved=" << options.interleaved()
-         << ", interleaved_sections=" << options.interleaved_sections();
-  if (options.scaling() != scaling::Scaling()) {
-    stream << ", scaling=" << options.scaling();
-  }
-  stream << ", exact=" << options.exact();
-  if (options.seq_len()) {
-    stream << ", seq_len=" << *options.seq_len();
-  }
-  stream << ")";
+  auto shown = options;
+  shown.rotary_dim(width(options));
+  print_options(stream, "MultimodalRotary", shown);
 }
 
 scaling::Frequencies MultimodalRotaryImpl::frequencies(std::optional<int64_t> seq_len) const {

@@ -1,7 +1,8 @@
 #include <posenc/nn/rerope.h>
 
 #include "common/plain_tensors.h"
-#include "encodings/piecewise/checks.h"
+#include "encodings/piecewise/ops.h"
+#include "nn/describe.h"
 #include "nn/rotary_call.h"
 
 namespace posenc::nn {
@@ -9,28 +10,16 @@ namespace posenc::nn {
 ReRoPEImpl::ReRoPEImpl(ReRoPEOptions options) : options(std::move(options)) { reset(); }
 
 void ReRoPEImpl::reset() {
+  check_options("ReRoPE", options);
   check_rotary_width("ReRoPE", options.head_dim(), "head_dim", options.head_dim());
-  piecewise_ops::check_at_least_1("ReRoPE", "window", options.window());
-  piecewise_ops::check_log_scale_length("ReRoPE", options.log_scale_length());
   inv_freq_ = scaling::frequencies(options.head_dim(), options.base()).inv_freq;
   if (options.leak()) {
-    piecewise_ops::check_leak("ReRoPE", *options.leak());
     const PlainTensorsGuard guard;
     far_inv_freq_ = inv_freq_ / *options.leak();
   }
 }
 
-void ReRoPEImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::ReRoPE(head_dim=" << options.head_dim() << ", window=" << options.window();
-  if (options.leak()) {
-    stream << ", leak=" << *options.leak();
-  }
-  stream << ", base=" << options.base() << ", interleaved=" << options.interleaved();
-  if (options.log_scale_length()) {
-    stream << ", log_scale_length=" << *options.log_scale_length();
-  }
-  stream << ")";
-}
+void ReRoPEImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ReRoPE", options); }
 
 PiecewiseSides ReRoPEImpl::sides(const at::Tensor& query, const at::Tensor& key,
                                  const std::optional<at::Tensor>& q_positions,

@@ -1,4 +1,5 @@
 #include "common/plain_tensors.h"
+#include "nn/describe.h"
 #include "nn/rotary_call.h"
 
 #include <ATen/core/grad_mode.h>
@@ -11,8 +12,8 @@ int64_t width(const RotaryOptions& o) { return o.rotary_dim().value_or(o.head_di
 
 void check(const RotaryOptions& o) {
   const char* name = o.rotary_dim() ? "rotary_dim" : "head_dim (rotary_dim, where only part of a head turns)";
+  check_options("Rotary", o);
   check_rotary_width("Rotary", o.head_dim(), name, width(o));
-  check_seq_len("Rotary", o.seq_len());
   TORCH_CHECK_VALUE(!o.learnable() || !scaling::depends_on_length(o.scaling()),
                     "Rotary: expected a scaling that does not depend on the length beside learnable=True, but got ",
                     o.scaling());
@@ -40,16 +41,9 @@ void RotaryImpl::reset_parameters() {
 }
 
 void RotaryImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::Rotary(head_dim=" << options.head_dim() << ", rotary_dim=" << width(options)
-         << ", base=" << options.base() << ", interleaved=" << options.interleaved();
-  if (options.scaling() != scaling::Scaling()) {
-    stream << ", scaling=" << options.scaling();
-  }
-  stream << ", exact=" << options.exact();
-  if (options.seq_len()) {
-    stream << ", seq_len=" << *options.seq_len();
-  }
-  stream << ", learnable=" << options.learnable() << ")";
+  auto shown = options;
+  shown.rotary_dim(width(options));
+  print_options(stream, "Rotary", shown);
 }
 
 scaling::Frequencies RotaryImpl::frequencies(std::optional<int64_t> seq_len) const {

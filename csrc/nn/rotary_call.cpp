@@ -41,8 +41,6 @@ at::Tensor at_least_float(const at::Tensor& parameter) {
 }
 
 void check_rotary_width(const char* module, int64_t head_dim, const char* name, int64_t width) {
-  TORCH_CHECK_VALUE(head_dim >= 1, module, ": expected head_dim to be at least 1, but got ", head_dim);
-  check_entries(module, "head_dim", head_dim);
   TORCH_CHECK_VALUE(width >= 0 && width % 2 == 0, module, ": expected ", name, " to be even, but got ", width);
   TORCH_CHECK_VALUE(width <= head_dim, module, ": expected ", name, " to be at most head_dim ", head_dim, ", but got ",
                     width);

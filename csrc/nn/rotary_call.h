@@ -15,13 +15,13 @@ at::Tensor frequencies_for_call(const char* module, const at::Tensor& initial, c
 /// A parameter as the ops take it: a half-width module keeps half-width parameters, the ops start at float32.
 at::Tensor at_least_float(const at::Tensor& parameter);
 
-/// Raises unless `width` columns, named `name`, are even, not negative and at most head_dim, and head_dim positive.
+/// Raises unless `width` columns, named `name`, are even, not negative and at most head_dim.
 void check_rotary_width(const char* module, int64_t head_dim, const char* name, int64_t width);
 
 /// Raises unless a call's q is (B, H, T, D) with the head width D that the module was built for.
 void check_call_shape(const char* module, int64_t head_dim, const at::Tensor& q);
 
-/// Raises unless k is (B, G, T, D) beside a checked q (B, H, T, D).
+/// Raises unless k is (B, G, T, D) for a q (B, H, T, D) that was checked.
 void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k);
 
 /// Raises unless seq_len is absent or positive.

@@ -2,6 +2,7 @@
 
 #include "common/plain_tensors.h"
 #include "nn/additive_call.h"
+#include "nn/describe.h"
 
 #include <cmath>
 
@@ -10,7 +11,7 @@ namespace posenc::nn {
 SandwichImpl::SandwichImpl(SandwichOptions options) : options(std::move(options)) { reset(); }
 
 void SandwichImpl::reset() {
-  check_num_heads("Sandwich", options.num_heads());
+  check_options("Sandwich", options);
   const int64_t dim = options.dim();
   TORCH_CHECK_VALUE(dim >= 2 && dim % 2 == 0, "Sandwich: expected dim to be even and at least 2, but got ", dim);
   check_entries("Sandwich", "dim", dim);
@@ -21,9 +22,7 @@ void SandwichImpl::reset() {
   inv_freq_ = plain_tensor(theta);
 }
 
-void SandwichImpl::pretty_print(std::ostream& stream) const {
-  stream << "posenc::nn::Sandwich(num_heads=" << options.num_heads() << ", dim=" << options.dim() << ")";
-}
+void SandwichImpl::pretty_print(std::ostream& stream) const { print_options(stream, "Sandwich", options); }
 
 ScoreTerms SandwichImpl::terms(const ScoreCall& call) {
   return {.distance_bias = bias_ops::sandwich_table(inv_freq_, options.num_heads(), span_of(call))};

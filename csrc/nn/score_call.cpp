@@ -1,8 +1,22 @@
 #include "nn/score_call.h"
 
+#include <c10/util/Type.h>
+#include <algorithm>
+#include <typeinfo>
 #include "common/checks.h"
 
 namespace posenc::nn {
+namespace {
+
+/// The class without its namespaces and the suffix Impl, for messages.
+std::string class_name(const ScoreEncoding& encoding) {
+  std::string name = c10::demangle(typeid(encoding).name());
+  name = name.substr(name.rfind(':') + 1);
+  const size_t suffix = name.rfind("Impl");
+  return suffix != std::string::npos && suffix > 0 && suffix + 4 == name.size() ? name.substr(0, suffix) : name;
+}
+
+}  // namespace
 
 void check_width(const char* module, const char* name, const at::Tensor& x, int64_t head_dim) {
   if (x.defined()) {
@@ -20,12 +34,21 @@ void check_query(const char* module, const at::Tensor& query, int64_t head_dim, 
                     ", but got ", query.sizes());
 }
 
-void check_no_gate_key(const char* module, const AttendOptions& call) {
-  TORCH_CHECK_VALUE(!call.gate_key(), module, ": expected no gate_key, which is for CoPE with gates from keys");
+void check_token_state(const ScoreEncoding& encoding, const AttendOptions& call) {
+  const auto taken = encoding.token_state_names();
+  for (const auto& [name, tensor] : call.token_state()) {
+    if (std::find(taken.begin(), taken.end(), name) == taken.end()) {
+      const std::string module = class_name(encoding);
+      TORCH_CHECK_VALUE(false, module, ": expected no ", name, ", which ", module,
+                        " does not take: leave it out of the call");
+    }
+  }
 }
 
-void check_no_log_decay(const char* module, const AttendOptions& call) {
-  TORCH_CHECK_VALUE(!call.log_decay(), module, ": expected no log_decay, which is for ForgettingBias");
+void check_causal_by_index(const char* module, const AttendOptions& call, const char* reason) {
+  TORCH_CHECK_VALUE(call.is_causal().value_or(true), module, ": expected is_causal not to be false: ", reason);
+  TORCH_CHECK_VALUE(!call.q_positions() && !call.k_positions(), module,
+                    ": expected no q_positions or k_positions: ", reason);
 }
 
 void check_no_dropout(const char* module, const AttendOptions& call) {

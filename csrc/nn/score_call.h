@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the score modules share.
+/// What the score modules share: checks of a call, and from its options to those of an attention op.
 
 #include <posenc/nn/encoding.h>
 
@@ -11,33 +11,43 @@ namespace posenc::nn {
 /// Raises unless x, the argument `name`, is (B, heads, length, D) with the width D that the module was built for.
 void check_width(const char* module, const char* name, const at::Tensor& x, int64_t head_dim);
 
-/// Raises unless query is (B, H, Tq, D) with the width and, where the module tells heads apart, the heads it was built
-/// for.
+/// Raises unless query is (B, H, Tq, D) with the width and, where the module has num_heads, the heads it was built for.
 void check_query(const char* module, const at::Tensor& query, int64_t head_dim, std::optional<int64_t> num_heads);
 
-/// Raises where a call has gate keys, which only CoPE reads.
-void check_no_gate_key(const char* module, const AttendOptions& call);
+/// Raises where a call has token state that `encoding` does not take.
+void check_token_state(const ScoreEncoding& encoding, const AttendOptions& call);
 
-/// Raises where a call has decays, which only ForgettingBias reads.
-void check_no_log_decay(const char* module, const AttendOptions& call);
+/// Raises where a call of an encoding that is causal by index is not causal, or has positions. `reason` ends the
+/// messages.
+void check_causal_by_index(const char* module, const AttendOptions& call, const char* reason);
 
-/// Raises where logits() is asked for dropout.
+/// Raises where logits() is called with dropout.
 void check_no_dropout(const char* module, const AttendOptions& call);
 
-/// Sets what the op options of relative_attention and piecewise_attention share.
+/// The options of an attention op that a call gives: what every op takes, and is_causal and positions where the op
+/// takes them. What a call does not give keeps the op's default.
 template <typename OpOptions>
 OpOptions op_options(const AttendOptions& call) {
   auto o = OpOptions();
-  if (call.is_causal()) {
-    o.is_causal(*call.is_causal());
-  }
-  return o.scale(call.scale())
+  o.scale(call.scale())
       .key_mask(call.key_mask())
       .window(call.window())
       .segment_ids(call.segment_ids())
-      .q_positions(call.q_positions())
-      .k_positions(call.k_positions())
       .dropout_p(call.dropout_p());
+  if constexpr (requires { o.is_causal(true); }) {
+    if (call.is_causal()) {
+      o.is_causal(*call.is_causal());
+    }
+  }
+  if constexpr (requires { o.q_positions(call.q_positions()); }) {
+    o.q_positions(call.q_positions()).k_positions(call.k_positions());
+  }
+  return o;
+}
+
+/// A parameter that may be undefined, as an optional argument of an op.
+inline std::optional<at::Tensor> where_defined(const at::Tensor& parameter) {
+  return parameter.defined() ? std::make_optional(parameter) : std::nullopt;
 }
 
 }  // namespace posenc::nn

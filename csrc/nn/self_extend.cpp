@@ -1,6 +1,7 @@
 #include <posenc/nn/self_extend.h>
 
-#include "encodings/piecewise/checks.h"
+#include "encodings/piecewise/ops.h"
+#include "nn/describe.h"
 #include "nn/rotary_call.h"
 
 namespace posenc::nn {
@@ -8,17 +9,12 @@ namespace posenc::nn {
 SelfExtendImpl::SelfExtendImpl(SelfExtendOptions options) : options(std::move(options)) { reset(); }
 
 void SelfExtendImpl::reset() {
+  check_options("SelfExtend", options);
   check_rotary_width("SelfExtend", options.head_dim(), "head_dim", options.head_dim());
-  piecewise_ops::check_at_least_1("SelfExtend", "group", options.group());
-  piecewise_ops::check_at_least_1("SelfExtend", "window", options.window());
   inv_freq_ = scaling::frequencies(options.head_dim(), options.base()).inv_freq;
 }
 
-void SelfExtendImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::SelfExtend(head_dim=" << options.head_dim() << ", group=" << options.group()
-         << ", window=" << options.window() << ", base=" << options.base() << ", interleaved=" << options.interleaved()
-         << ")";
-}
+void SelfExtendImpl::pretty_print(std::ostream& stream) const { print_options(stream, "SelfExtend", options); }
 
 PiecewiseSides SelfExtendImpl::sides(const at::Tensor& query, const at::Tensor& key,
                                      const std::optional<at::Tensor>& q_positions,

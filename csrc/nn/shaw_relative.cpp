@@ -2,6 +2,7 @@
 
 #include "attention/ops.h"
 #include "common/checks.h"
+#include "nn/describe.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/empty.h>
@@ -11,20 +12,9 @@
 #include <cmath>
 
 namespace posenc::nn {
-namespace {
-
-std::optional<at::Tensor> where_defined(const at::Tensor& parameter) {
-  return parameter.defined() ? std::make_optional(parameter) : std::nullopt;
-}
-
-}  // namespace
 
 void check(const ShawRelativeOptions& o) {
-  TORCH_CHECK_VALUE(o.head_dim() >= 1, "ShawRelative: expected head_dim to be at least 1, but got ", o.head_dim());
-  TORCH_CHECK_VALUE(o.max_distance() >= 0, "ShawRelative: expected max_distance to be at least 0, but got ",
-                    o.max_distance());
-  TORCH_CHECK_VALUE(o.num_heads().value_or(1) >= 1, "ShawRelative: expected num_heads to be at least 1, but got ",
-                    o.num_heads().value_or(0));
+  check_options("ShawRelative", o);
   check_numbers("ShawRelative", "max_distance", {o.max_distance()});
   check_numbers("ShawRelative", "num_heads * (2 * max_distance + 1) * head_dim",
                 {o.num_heads().value_or(1), 2 * o.max_distance() + 1, o.head_dim()});
@@ -59,14 +49,7 @@ void ShawRelativeImpl::reset_parameters() {
   }
 }
 
-void ShawRelativeImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::ShawRelative(head_dim=" << options.head_dim()
-         << ", max_distance=" << options.max_distance();
-  if (options.num_heads()) {
-    stream << ", num_heads=" << *options.num_heads();
-  }
-  stream << ", values=" << options.values() << ")";
-}
+void ShawRelativeImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ShawRelative", options); }
 
 std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
                                                                      const at::Tensor& value,
@@ -75,16 +58,14 @@ std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::T
   if (options.values()) {
     check_width("ShawRelative", "value", value, options.head_dim());
   }
-  check_no_gate_key("ShawRelative", call);
-  check_no_log_decay("ShawRelative", call);
+  check_token_state(*this, call);
   return posenc::relative_attention_with_lse(query, key, value, rel_k, where_defined(rel_v),
                                              op_options<RelativeAttentionFuncOptions>(call));
 }
 
 at::Tensor ShawRelativeImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_query("ShawRelative", query, options.head_dim(), options.num_heads());
-  check_no_gate_key("ShawRelative", call);
-  check_no_log_decay("ShawRelative", call);
+  check_token_state(*this, call);
   check_no_dropout("ShawRelative", call);
   return attention_ops::relative_attention_logits(query, key, rel_k, op_options<RelativeAttentionFuncOptions>(call));
 }

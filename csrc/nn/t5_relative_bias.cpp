@@ -1,6 +1,7 @@
 #include <posenc/nn/t5_relative_bias.h>
 
 #include "nn/additive_call.h"
+#include "nn/describe.h"
 
 #include <torch/nn/init.h>
 
@@ -9,12 +10,10 @@
 namespace posenc::nn {
 
 void check(const T5RelativeBiasOptions& o) {
-  check_num_heads("T5RelativeBias", o.num_heads());
+  check_options("T5RelativeBias", o);
   bias_ops::check_buckets("T5RelativeBias", o.num_buckets(), o.max_distance(), o.bidirectional());
   check_entries("T5RelativeBias", "max_distance", o.max_distance());
   check_numbers("T5RelativeBias", "num_buckets * num_heads", {o.num_buckets(), o.num_heads()});
-  TORCH_CHECK_VALUE(!o.scale() || std::isfinite(*o.scale()), "T5RelativeBias: expected a finite scale, but got ",
-                    *o.scale());
 }
 
 double initial_std(const T5RelativeBiasOptions& o) {
@@ -31,15 +30,7 @@ void T5RelativeBiasImpl::reset() {
 
 void T5RelativeBiasImpl::reset_parameters() { torch::nn::init::normal_(weight, 0.0, initial_std(options)); }
 
-void T5RelativeBiasImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::T5RelativeBias(num_heads=" << options.num_heads()
-         << ", num_buckets=" << options.num_buckets() << ", max_distance=" << options.max_distance()
-         << ", bidirectional=" << options.bidirectional();
-  if (options.scale()) {
-    stream << ", scale=" << *options.scale();
-  }
-  stream << ")";
-}
+void T5RelativeBiasImpl::pretty_print(std::ostream& stream) const { print_options(stream, "T5RelativeBias", options); }
 
 ScoreTerms T5RelativeBiasImpl::terms(const ScoreCall& call) {
   return {.distance_bias = bias_ops::t5_table(weight, span_of(call), options.max_distance(), options.bidirectional())};

@@ -1,6 +1,7 @@
 #include <posenc/nn/xpos.h>
 
 #include "common/plain_tensors.h"
+#include "nn/describe.h"
 #include "nn/rotary_call.h"
 
 #include <cmath>
@@ -10,10 +11,8 @@ namespace posenc::nn {
 XPosImpl::XPosImpl(XPosOptions options) : options(std::move(options)) { reset(); }
 
 void XPosImpl::reset() {
+  check_options("XPos", options);
   check_rotary_width("XPos", options.head_dim(), "head_dim", options.head_dim());
-  TORCH_CHECK_VALUE(std::isfinite(options.scale_base()) && options.scale_base() > 0,
-                    "XPos: expected scale_base to be a positive number, but got ", options.scale_base());
-  TORCH_CHECK_VALUE(std::isfinite(options.centre()), "XPos: expected centre to be finite, but got ", options.centre());
   inv_freq_ = scaling::frequencies(options.head_dim(), options.base()).inv_freq;
   std::vector<double> decay;
   for (int64_t k = 0; k < options.head_dim() / 2; ++k) {
@@ -23,13 +22,9 @@ void XPosImpl::reset() {
   decay_ = plain_tensor(decay);
 }
 
-void XPosImpl::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "posenc::nn::XPos(head_dim=" << options.head_dim() << ", base=" << options.base()
-         << ", scale_base=" << options.scale_base() << ", centre=" << options.centre()
-         << ", interleaved=" << options.interleaved() << ")";
-}
+void XPosImpl::pretty_print(std::ostream& stream) const { print_options(stream, "XPos", options); }
 
-at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
+at::Tensor XPosImpl::rotate_by(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
   const auto [cos, sin] = posenc::rotary_tables(call.positions(), inv_freq_.to(x.device()),
                                                 RotaryTablesFuncOptions()
                                                     .length(x.sym_size(2))
@@ -43,14 +38,14 @@ at::Tensor XPosImpl::turn(const at::Tensor& x, double sign, const RotaryForwardO
 
 at::Tensor XPosImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
   check_call_shape("XPos", options.head_dim(), x);
-  return turn(x, 1.0, call);
+  return rotate_by(x, 1.0, call);
 }
 
 std::tuple<at::Tensor, at::Tensor> XPosImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                         const RotaryForwardOptions& call) {
   check_call_shape("XPos", options.head_dim(), q);
   check_same_tokens("XPos", q, k);
-  return {turn(q, 1.0, call), turn(k, -1.0, call)};
+  return {rotate_by(q, 1.0, call), rotate_by(k, -1.0, call)};
 }
 
 }  // namespace posenc::nn

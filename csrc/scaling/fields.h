@@ -1,12 +1,16 @@
 #pragma once
 
-/// The fields of every scaling in one place, for printing and encoding.
+/// The fields of every scaling in one place, for printing, encoding and Python.
 
 #include <posenc/scaling.h>
 
+#include <array>
 #include <type_traits>
 
 namespace posenc::scaling {
+
+/// The names of Yarn's ramps in Python and in text.
+constexpr std::array<const char*, 2> value_names(Ramp) { return {"dims", "turns"}; }
 
 /// Calls visit(name, reference) for each field in the order of the constructor: required ones, then options.
 template <class Visit>

@@ -27,7 +27,7 @@ struct ValueWriter {
     return python_literals ? "None" : "nullopt";
   }
   std::string operator()(Ramp value) const {
-    const std::string text = value == Ramp::kDims ? "dims" : "turns";
+    const std::string text = value_names(value)[static_cast<size_t>(value)];
     return python_literals ? "'" + text + "'" : text;
   }
   std::string operator()(const std::vector<double>& values) const {

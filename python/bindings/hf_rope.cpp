@@ -1,12 +1,11 @@
+#include "bindings.h"
+
 #include <posenc/hf_rope.h>
 
-#include <torch/csrc/utils/pybind.h>
-
-namespace py = pybind11;
-using namespace posenc::scaling;
-
 /// posenc._C.scaling.RopeConfig and read_rope.
-void bind_hf_rope(py::module_& m) {
+void bind_hf_rope(pybind11::module_& m) {
+  using namespace posenc::python;
+  using namespace posenc::scaling;
   py::class_<RopeConfig>(m, "RopeConfig", "A rotary embedding as a Hugging Face configuration describes it.")
       .def_readonly("head_dim", &RopeConfig::head_dim)
       .def_readonly("rotary_dim", &RopeConfig::rotary_dim)
@@ -15,8 +14,8 @@ void bind_hf_rope(py::module_& m) {
       .def_readonly("interleaved", &RopeConfig::interleaved)
       .def_readonly("mrope_section", &RopeConfig::mrope_section)
       .def_readonly("mrope_interleaved", &RopeConfig::mrope_interleaved);
-  m.def(
-      "read_rope",
+  define(
+      m, "read_rope",
       [](const RopeDict& rope, int64_t head_dim, std::optional<int64_t> max_position_embeddings,
          std::optional<int64_t> original_max_position_embeddings, std::optional<double> rope_theta,
          std::optional<double> partial_rotary_factor, std::optional<int64_t> rotary_dim, const std::string& model_type,

@@ -8,11 +8,12 @@ PYBIND11_MODULE(_C, m) {
     throw pybind11::import_error(
         "posenc: this process has imported another copy of posenc already, which goes on to work: import one copy only");
   }
-  m.def("version", &posenc::version);
-  m.def("torch_version", &posenc::torch_version);
-  m.def("cpu_capability", &posenc::cpu_capability);
-  m.def("cpu_capabilities", &posenc::cpu_capabilities);
-  m.def("build_info", &posenc::build_info);
+  using posenc::python::define;
+  define(m, "version", &posenc::version);
+  define(m, "torch_version", &posenc::torch_version);
+  define(m, "cpu_capability", &posenc::cpu_capability);
+  define(m, "cpu_capabilities", &posenc::cpu_capabilities);
+  define(m, "build_info", &posenc::build_info);
 
   auto scaling = m.def_submodule("scaling");
   bind_scaling(scaling);

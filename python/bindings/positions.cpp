@@ -2,13 +2,9 @@
 
 #include <posenc/positions.h>
 
-#include <torch/csrc/utils/pybind.h>
-
 #include <string>
 #include <tuple>
 #include <utility>
-
-namespace py = pybind11;
 
 namespace {
 
@@ -29,9 +25,10 @@ posenc::Span to_span(const NamedSpan& named) {
 }  // namespace
 
 /// posenc._C.positions.
-void bind_positions(py::module_& m) {
-  m.def(
-      "multimodal_positions",
+void bind_positions(pybind11::module_& m) {
+  using namespace posenc::python;
+  define(
+      m, "multimodal_positions",
       [](const std::vector<NamedSpan>& named) {
         std::vector<posenc::Span> spans;
         spans.reserve(named.size());

@@ -125,7 +125,7 @@ TEST(ForgettingBias, WhatCannotBeHonouredIsRefused) {
   expect_contains(message_of([] { ForgettingBias(0, 2); }), "ForgettingBias: expected embed_dim to be at least 1");
 
   // Decays have a use here alone.
-  const std::string message = "expected no log_decay, which is for ForgettingBias";
+  const std::string message = ": expected no log_decay, which ";
   expect_contains(message_of([&] { CoPE(kHeadDim, 4)->attend(q, k, v, call); }), message);
   expect_contains(message_of([&] { ALiBi(kHeads)->attend(q, k, v, call); }), message);
   expect_contains(message_of([&] { FIRE(kHeads)->attend(q, k, v, call); }), message);

@@ -2,10 +2,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, device, dtype
+from torch.nn.cpp import ModuleWrapper
 
-from posenc._C.scaling import Scaling
+from posenc._C.scaling import _Scaling
 
-class _RotaryModule:
+class _Module(ModuleWrapper):
+    def __getattr__(self, name: str) -> Any: ...  # what the C++ module has
+
+class _RotaryModule(_Module):
     def forward(
         self,
         q: Tensor,
@@ -15,7 +19,6 @@ class _RotaryModule:
         offset: int | Tensor = 0,
         seq_len: int | None = None,
     ) -> Any: ...
-    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
 
 class Rotary(_RotaryModule):
     def __init__(
@@ -25,7 +28,7 @@ class Rotary(_RotaryModule):
         rotary_dim: int | None = None,
         base: float = 10000.0,
         interleaved: bool = False,
-        scaling: Scaling = None,
+        scaling: _Scaling = None,
         exact: bool = True,
         seq_len: int | None = None,
         learnable: bool = False,
@@ -62,22 +65,21 @@ class MultimodalRotary(_RotaryModule):
     def __init__(
         self,
         head_dim: int,
-        sections: list[int],
+        sections: Sequence[int],
         *,
         rotary_dim: int | None = None,
         base: float = 10000.0,
         interleaved: bool = False,
         interleaved_sections: bool = False,
-        scaling: Scaling = None,
+        scaling: _Scaling = None,
         exact: bool = True,
         seq_len: int | None = None,
     ) -> None: ...
     def frequencies(self, seq_len: int | None = None) -> tuple[Tensor, float]: ...
     def axes(self) -> list[int]: ...
 
-class _AbsoluteModule:
+class _AbsoluteModule(_Module):
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0) -> Tensor: ...
-    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
 
 class Sinusoidal(_AbsoluteModule):
     def __init__(self, dim: int, *, base: float = 10000.0, layout: str = "interleaved") -> None: ...
@@ -103,7 +105,9 @@ class CAPE(_AbsoluteModule):
     ) -> None: ...
     def inv_freq(self) -> Tensor: ...
 
-class KVCache:
+class _PybindType(type): ...
+
+class KVCache(metaclass=_PybindType):
     def __init__(
         self,
         batch_size: int,
@@ -112,19 +116,15 @@ class KVCache:
         head_dim: int,
         *,
         dtype: dtype = ...,
-        device: device | str = "cpu",
+        device: device | str = ...,
     ) -> None: ...
     def append(
-        self,
-        k: Tensor,
-        v: Tensor,
-        *,
-        gate_key: Tensor | None = None,
-        positions: Tensor | None = None,
-        log_decay: Tensor | None = None,
+        self, k: Tensor, v: Tensor, *, positions: Tensor | None = None, **token_state: Tensor | None
     ) -> tuple[Tensor, Tensor]: ...
     @property
     def length(self) -> int: ...
+    @property
+    def token_state(self) -> dict[str, Tensor]: ...
     @property
     def gate_keys(self) -> Tensor | None: ...
     @property
@@ -134,7 +134,7 @@ class KVCache:
     def reset(self) -> None: ...
     def crop(self, length: int) -> None: ...
 
-class Attention:
+class Attention(_Module):
     def __init__(
         self,
         embed_dim: int,
@@ -159,26 +159,29 @@ class Attention:
         segment_ids: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor: ...
-    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
 
 def check_attention(
     embed_dim: int,
     num_heads: int,
-    num_kv_heads: int | None,
-    head_dim: int | None,
-    dropout: float,
-    output_dropout: float,
-    window: int | None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    encodings: Iterable[Any] = (),
+    dropout: float = 0.0,
+    output_dropout: float = 0.0,
+    bias: bool = False,
+    output_bias: bool | None = None,
+    is_causal: bool = True,
+    window: int | None = None,
 ) -> None: ...
 
-class _PositionedScoreModule:
+class _ScoreModule(_Module):
     def attend(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
-        is_causal: bool = ...,
+        is_causal: bool | None = None,
         scale: float | None = None,
         key_mask: Tensor | None = None,
         window: int | None = None,
@@ -187,30 +190,33 @@ class _PositionedScoreModule:
         k_positions: Tensor | None = None,
         dropout_p: float = 0.0,
         return_lse: bool = False,
+        **token_state: Tensor | None,
     ) -> Any: ...
     def logits(
         self,
         query: Tensor,
         key: Tensor,
         *,
-        is_causal: bool = ...,
+        is_causal: bool | None = None,
         scale: float | None = None,
         key_mask: Tensor | None = None,
         window: int | None = None,
         segment_ids: Tensor | None = None,
         q_positions: Tensor | None = None,
         k_positions: Tensor | None = None,
+        **token_state: Tensor | None,
     ) -> Tensor: ...
-    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
 
-class ShawRelative(_PositionedScoreModule):
+class ShawRelative(_ScoreModule):
     def __init__(
         self, head_dim: int, max_distance: int, *, num_heads: int | None = None, values: bool = True
     ) -> None: ...
 
-def shaw_relative_initial_bound(head_dim: int, max_distance: int, num_heads: int | None, values: bool) -> float: ...
+def shaw_relative_initial_bound(
+    head_dim: int, max_distance: int, num_heads: int | None = None, values: bool = True
+) -> float: ...
 
-class ReRoPE(_PositionedScoreModule):
+class ReRoPE(_ScoreModule):
     def __init__(
         self,
         head_dim: int,
@@ -224,7 +230,7 @@ class ReRoPE(_PositionedScoreModule):
     def inv_freq(self) -> Tensor: ...
     def far_inv_freq(self) -> Tensor | None: ...
 
-class SelfExtend(_PositionedScoreModule):
+class SelfExtend(_ScoreModule):
     def __init__(
         self,
         head_dim: int,
@@ -236,7 +242,7 @@ class SelfExtend(_PositionedScoreModule):
     ) -> None: ...
     def inv_freq(self) -> Tensor: ...
 
-class CoPE:
+class CoPE(_ScoreModule):
     def __init__(
         self,
         head_dim: int,
@@ -248,70 +254,23 @@ class CoPE:
         gate_bias: float | None = None,
     ) -> None: ...
     def forward(self, query: Tensor, attn_logits: Tensor) -> Tensor: ...
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scale: float | None = None,
-        gate_key: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Any: ...
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        scale: float | None = None,
-        gate_key: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-    ) -> Tensor: ...
-    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
 
 def check_cope(
-    head_dim: int, max_positions: int, num_heads: int | None, gate: str, gate_bias: float | None
+    head_dim: int,
+    max_positions: int,
+    num_heads: int | None = None,
+    scale_position_logits: bool = False,
+    gate: str = "logits",
+    gate_bias: float | None = None,
 ) -> None: ...
 
-class ForgettingBias:
+class ForgettingBias(_ScoreModule):
     def __init__(self, embed_dim: int, num_heads: int, *, kind: str = "fox") -> None: ...
     def forward(self, x: Tensor) -> Tensor: ...
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        log_decay: Tensor | None,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-        dropout_p: float = 0.0,
-        return_lse: bool = False,
-    ) -> Any: ...
-    def logits(
-        self,
-        query: Tensor,
-        key: Tensor,
-        *,
-        log_decay: Tensor | None,
-        scale: float | None = None,
-        key_mask: Tensor | None = None,
-        window: int | None = None,
-        segment_ids: Tensor | None = None,
-    ) -> Tensor: ...
-    def __getattr__(self, name: str) -> Any: ...  # of torch::nn::Module
 
-def check_forgetting_bias(embed_dim: int, num_heads: int, kind: str) -> None: ...
+def check_forgetting_bias(embed_dim: int, num_heads: int, kind: str = "fox") -> None: ...
 
-class _AdditiveModule(_PositionedScoreModule):
+class _AdditiveModule(_ScoreModule):
     def bias(self, q_len: int, k_len: int | None = None) -> Tensor: ...
 
 class ALiBi(_AdditiveModule):
@@ -330,13 +289,17 @@ class T5RelativeBias(_AdditiveModule):
     ) -> None: ...
 
 def t5_relative_bias_initial_std(
-    num_heads: int, *, num_buckets: int, max_distance: int, bidirectional: bool, scale: float | None
+    num_heads: int,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+    bidirectional: bool = False,
+    scale: float | None = 1.0,
 ) -> float: ...
 
 class Kerple(_AdditiveModule):
     def __init__(self, num_heads: int, *, kind: str = "log") -> None: ...
 
-def check_kerple(num_heads: int, *, kind: str) -> None: ...
+def check_kerple(num_heads: int, kind: str = "log") -> None: ...
 
 class Sandwich(_AdditiveModule):
     def __init__(self, num_heads: int, *, dim: int = 128) -> None: ...
@@ -347,4 +310,6 @@ class FIRE(_AdditiveModule):
         self, num_heads: int, *, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6
     ) -> None: ...
 
-def check_fire(num_heads: int, *, hidden_dim: int, c: float, threshold: float, eps: float) -> None: ...
+def check_fire(
+    num_heads: int, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6
+) -> None: ...

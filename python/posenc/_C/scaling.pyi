@@ -1,26 +1,39 @@
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from torch import Tensor
+from typing_extensions import Self
 
-class Linear:
+class _PybindType(type): ...
+
+class _Value(metaclass=_PybindType):
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __copy__(self) -> Self: ...
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Self: ...
+
+class Linear(_Value):
+    __match_args__ = ("factor",)
     def __init__(self, factor: float) -> None: ...
     @property
     def factor(self) -> float: ...
 
-class NTK:
+class NTK(_Value):
+    __match_args__ = ("factor",)
     def __init__(self, factor: float) -> None: ...
     @property
     def factor(self) -> float: ...
 
-class DynamicNTK:
+class DynamicNTK(_Value):
+    __match_args__ = ("factor", "original_max_positions")
     def __init__(self, factor: float, original_max_positions: int) -> None: ...
     @property
     def factor(self) -> float: ...
     @property
     def original_max_positions(self) -> int: ...
 
-class NTKByParts:
+class NTKByParts(_Value):
+    __match_args__ = ("factor", "original_max_positions", "beta_fast", "beta_slow")
     def __init__(
         self, factor: float, original_max_positions: int, beta_fast: float = 32.0, beta_slow: float = 1.0
     ) -> None: ...
@@ -33,7 +46,18 @@ class NTKByParts:
     @property
     def beta_slow(self) -> float: ...
 
-class Yarn:
+class Yarn(_Value):
+    __match_args__ = (
+        "factor",
+        "original_max_positions",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "ramp",
+    )
     def __init__(
         self,
         factor: float,
@@ -64,8 +88,10 @@ class Yarn:
     def truncate(self) -> bool: ...
     @property
     def ramp(self) -> Literal["dims", "turns"]: ...
+    def softmax_scale(self) -> float: ...
 
-class LongRoPE:
+class LongRoPE(_Value):
+    __match_args__ = ("short_factor", "long_factor", "original_max_positions", "factor", "attention_factor")
     def __init__(
         self,
         short_factor: Sequence[float],
@@ -85,7 +111,8 @@ class LongRoPE:
     @property
     def attention_factor(self) -> float | None: ...
 
-class Llama3:
+class Llama3(_Value):
+    __match_args__ = ("factor", "original_max_positions", "low_freq_factor", "high_freq_factor")
     def __init__(
         self, factor: float, original_max_positions: int, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0
     ) -> None: ...
@@ -98,29 +125,33 @@ class Llama3:
     @property
     def high_freq_factor(self) -> float: ...
 
-class Proportional:
+class Proportional(_Value):
+    __match_args__ = ("fraction", "factor")
     def __init__(self, fraction: float, factor: float = 1.0) -> None: ...
     @property
     def fraction(self) -> float: ...
     @property
     def factor(self) -> float: ...
 
-class PRoPE:
+class PRoPE(_Value):
+    __match_args__ = ("fraction",)
     def __init__(self, fraction: float) -> None: ...
     @property
     def fraction(self) -> float: ...
 
-class TruncatedBasis:
+class TruncatedBasis(_Value):
+    __match_args__ = ("length",)
     def __init__(self, length: int) -> None: ...
     @property
     def length(self) -> int: ...
 
-class PowerBasis:
+class PowerBasis(_Value):
+    __match_args__ = ("power",)
     def __init__(self, power: float) -> None: ...
     @property
     def power(self) -> float: ...
 
-Scaling: TypeAlias = (
+_Scaling: TypeAlias = (
     Linear
     | NTK
     | DynamicNTK
@@ -135,7 +166,8 @@ Scaling: TypeAlias = (
     | None
 )
 
-class RopeConfig:
+class RopeConfig(metaclass=_PybindType):
+    def __init__(self, *args: Any, **kwargs: Any) -> NoReturn: ...  # read_rope makes them
     @property
     def head_dim(self) -> int: ...
     @property
@@ -143,7 +175,7 @@ class RopeConfig:
     @property
     def base(self) -> float: ...
     @property
-    def scaling(self) -> Scaling: ...
+    def scaling(self) -> _Scaling: ...
     @property
     def interleaved(self) -> bool: ...
     @property
@@ -152,11 +184,11 @@ class RopeConfig:
     def mrope_interleaved(self) -> bool: ...
 
 def frequencies(
-    dim: int, base: float = 10000.0, scaling: Scaling = None, seq_len: int | None = None, exact: bool = True
+    dim: int, base: float = 10000.0, scaling: _Scaling = None, seq_len: int | None = None, exact: bool = True
 ) -> tuple[Tensor, float]: ...
-def attention_scaling(scaling: Scaling) -> float: ...
-def depends_on_length(scaling: Scaling) -> bool: ...
-def encode(scaling: Scaling) -> list[float]: ...
+def attention_scaling(scaling: _Scaling) -> float: ...
+def depends_on_length(scaling: _Scaling) -> bool: ...
+def encode(scaling: _Scaling) -> list[float]: ...
 def read_rope(
     rope: Mapping[str, Any],
     *,

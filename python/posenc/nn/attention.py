@@ -93,7 +93,15 @@ class Attention(Encoding):
                 "module as encodings=[module]"
             )
         encodings = list(encodings)
-        _C.nn.check_attention(embed_dim, num_heads, num_kv_heads, head_dim, dropout, output_dropout, window)
+        _C.nn.check_attention(
+            embed_dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dropout=dropout,
+            output_dropout=output_dropout,
+            window=window,
+        )
         score = _check_encodings(encodings, is_causal)
         self.embed_dim = embed_dim
         self.num_heads = num_heads

@@ -71,7 +71,7 @@ class CoPE(ScoreEncoding):
         gate_bias: float | None = None,
     ) -> None:
         super().__init__()
-        _C.nn.check_cope(head_dim, max_positions, num_heads, gate, gate_bias)
+        _C.nn.check_cope(head_dim, max_positions, num_heads=num_heads, gate=gate, gate_bias=gate_bias)
         self.head_dim = head_dim
         self.max_positions = max_positions
         self.num_heads = num_heads

@@ -28,11 +28,12 @@ struct ScoreTerms {
   std::optional<at::Tensor> bias = {};
 };
 
-/// An encoding that adds a bias to each attention score. A module says what it adds, terms(), and the rest follows.
+/// An encoding that adds a bias to each attention score. A subclass implements terms() and heads(); the other members
+/// follow from them. examples/cpp/custom_encoding.cpp shows one.
 ///
-/// All add the same for equal distances on either side of the query unless they say otherwise; whether later keys are
-/// seen is up to the call (is_causal, false by default, as in posenc::attention()). The query's heads must be as many
-/// as the encoding's, else c10::ValueError.
+/// All add the same for keys before and after the query at equal distance, unless their documentation says otherwise.
+/// Whether a query sees later keys depends on the call (is_causal, false by default, as in posenc::attention()). The
+/// query's heads must be as many as the encoding's, else c10::ValueError.
 class POSENC_API AdditiveEncoding : public ScoreEncoding {
  public:
   std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
@@ -45,11 +46,13 @@ class POSENC_API AdditiveEncoding : public ScoreEncoding {
   at::Tensor bias(int64_t q_len, std::optional<int64_t> k_len = std::nullopt);
 
  protected:
+  /// What is added to the scores of a call.
   virtual ScoreTerms terms(const ScoreCall& call) = 0;
+  /// H, the query heads that the encoding was made for.
   virtual int64_t heads() const = 0;
   /// A parameter, for the dtype and device of bias(); undefined where there is none.
   virtual at::Tensor parameter() const { return {}; }
-  /// What query . key is multiplied by where the call does not say; absent: 1 / sqrt(D).
+  /// What query . key is multiplied by where the call gives no scale; absent: 1 / sqrt(D).
   virtual std::optional<double> own_scale() const { return std::nullopt; }
   /// The scale of a call.
   std::optional<double> scale_of(const AttendOptions& call) const;

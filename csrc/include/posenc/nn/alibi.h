@@ -9,6 +9,15 @@ namespace posenc::nn {
 /// Options of ALiBi.
 struct ALiBiOptions {
   /*implicit*/ ALiBiOptions(int64_t num_heads) : num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("slopes", self.slopes(), finite());
+    visit("learnable", self.learnable());
+  }
+
   TORCH_ARG(int64_t, num_heads);
   /// One for each head; absent: those of posenc::alibi_slopes().
   TORCH_ARG(std::optional<std::vector<double>>, slopes) = std::nullopt;

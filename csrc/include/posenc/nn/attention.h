@@ -18,7 +18,7 @@ namespace posenc::nn {
 
 /// Options of Attention.
 ///
-///     Attention block(AttentionOptions(512, 8).num_kv_heads(2).with(Rotary(64), CoPE(64, 129)));
+///     Attention attention(AttentionOptions(512, 8).num_kv_heads(2).with(Rotary(64), CoPE(64, 129)));
 struct AttentionOptions {
   AttentionOptions(int64_t embed_dim, int64_t num_heads) : embed_dim_(embed_dim), num_heads_(num_heads) {}
 
@@ -27,6 +27,22 @@ struct AttentionOptions {
   AttentionOptions& with(const torch::nn::ModuleHolder<Modules>&... modules) {
     (encodings_.push_back(modules.ptr()), ...);
     return *this;
+  }
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("embed_dim", self.embed_dim(), at_least(1));
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("num_kv_heads", self.num_kv_heads(), at_least(1));
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("encodings", self.encodings());
+    visit("dropout", self.dropout(), probability());
+    visit("output_dropout", self.output_dropout(), probability());
+    visit("bias", self.bias());
+    visit("output_bias", self.output_bias());
+    visit("is_causal", self.is_causal());
+    visit("window", self.window(), at_least(1));
   }
 
   /// Width of x.
@@ -67,22 +83,23 @@ struct AttentionForwardOptions {
 
 /// Multi-head attention (arXiv 1706.03762) with grouped heads (arXiv 2305.13245) and positional encodings of any kind:
 ///
-///     x <- x + absolute encodings;  q, k, v = projections of x;  rotary encodings turn q and k, in their order
+///     x <- x + absolute encodings;  q, k, v = projections of x;  rotary encodings rotate q and k, in order
 ///     y = o_proj(softmax(scores of the score encoding, else q . k / sqrt(D)) v)
 ///
 /// Positions say where tokens are, for absolute and rotary encodings, for distances in scores and for causality: a
 /// query sees keys at positions up to its own. Encodings that count for themselves (CoPE, ForgettingBias) are causal by
-/// index instead, and so is a block whose positions have several axes; those go to rotary encodings alone, absolute
-/// ones then count by index. Positions that restart within a row need segment_ids.
+/// index instead, and so is a layer whose positions have several axes; only rotary encodings get those, absolute ones
+/// then count by index. Positions that restart within a row need segment_ids.
 ///
 /// A score encoding that makes gates from keys of their own (CoPE with gates by key) adds gate_proj, whose keys rotary
-/// encodings turn as they do the others. One that needs decays of tokens (ForgettingBias) makes them of x, absolute
-/// encodings included.
+/// encodings rotate as they do the others. One that needs other state of tokens (token_state(), e.g. the decays of
+/// ForgettingBias) makes it of x, absolute encodings included.
 ///
 /// Raises c10::ValueError for options that do not fit together: a second score encoding, a score encoding that rotates
-/// queries and keys itself beside a rotary one, is_causal(false) beside one that is causal by definition, an encoding
-/// made for another width or number of heads; in a call for shapes, and where rotary frequencies depend on the length
-/// of each call (DynamicNTK, LongRoPE without seq_len) beside a cache. A call that raises leaves the cache as it was.
+/// queries and keys itself together with a rotary one, is_causal(false) with one that is causal by definition, an
+/// encoding made for another width or number of heads; in a call for shapes, and where rotary frequencies depend on the
+/// length of each call (DynamicNTK, LongRoPE without seq_len) with a cache. A call that raises leaves the cache as it
+/// was.
 class POSENC_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
  public:
   AttentionImpl(int64_t embed_dim, int64_t num_heads) : AttentionImpl(AttentionOptions(embed_dim, num_heads)) {}

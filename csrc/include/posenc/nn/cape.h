@@ -7,6 +7,18 @@ namespace posenc::nn {
 /// Options of CAPE.
 struct CAPEOptions {
   /*implicit*/ CAPEOptions(int64_t dim) : dim_(dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("dim", self.dim(), at_least(1));
+    visit("max_global_shift", self.max_global_shift(), at_least(0));
+    visit("max_local_shift", self.max_local_shift(), at_least(0));
+    visit("max_global_scaling", self.max_global_scaling(), at_least(1));
+    visit("base", self.base(), positive());
+    visit("centre", self.centre());
+  }
+
   /// Width of an embedding; may be odd.
   TORCH_ARG(int64_t, dim);
   /// Tokens by which a whole sequence moves at most, either way.

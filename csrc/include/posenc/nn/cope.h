@@ -19,9 +19,24 @@ enum class CoPEGate {
   kValue,
 };
 
+/// Their names in Python and in text.
+constexpr std::array<const char*, 3> value_names(CoPEGate) { return {"logits", "key", "value"}; }
+
 /// Options of CoPE.
 struct CoPEOptions {
   CoPEOptions(int64_t head_dim, int64_t max_positions) : head_dim_(head_dim), max_positions_(max_positions) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("max_positions", self.max_positions(), at_least(1));
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("scale_position_logits", self.scale_position_logits());
+    visit("gate", self.gate());
+    visit("gate_bias", self.gate_bias(), finite());
+  }
+
   /// D, the width of a head.
   TORCH_ARG(int64_t, head_dim);
   /// P: positions are 0 .. P-1 and those beyond count as P-1.
@@ -74,6 +89,7 @@ class POSENC_API CoPEImpl : public torch::nn::Cloneable<CoPEImpl>, public ScoreE
 
   bool always_causal() const override { return true; }
   bool takes_positions() const override { return false; }
+  std::vector<std::string> token_state_names() const override { return {"gate_key"}; }
   bool needs_gate_key() const override { return options.gate() == CoPEGate::kKey; }
   std::optional<int64_t> head_dim() const override { return options.head_dim(); }
   std::optional<int64_t> num_heads() const override { return options.num_heads(); }
@@ -87,7 +103,7 @@ class POSENC_API CoPEImpl : public torch::nn::Cloneable<CoPEImpl>, public ScoreE
 
 TORCH_MODULE(CoPE);
 
-/// Raises unless sizes are positive, gate_bias is finite, and num_heads is there beside it.
+/// Raises unless sizes are positive, gate_bias is finite, and num_heads is given with it.
 POSENC_API void check(const CoPEOptions& options);
 
 }  // namespace posenc::nn

@@ -4,13 +4,18 @@
 /// acts on attention scores.
 
 #include <posenc/export.h>
+#include <posenc/nn/options.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 namespace posenc::nn {
 
@@ -44,8 +49,25 @@ class POSENC_API RotaryEncoding {
   virtual std::optional<int64_t> num_heads() const { return std::nullopt; }
 };
 
+/// What score encodings need of each token besides its key and value: tensors (B, heads, T) or (B, G, T, D), whose axis
+/// 2 counts the tokens, under the name of the option that attend() takes them by ("gate_key", "log_decay").
+using TokenState = std::map<std::string, at::Tensor>;
+
 /// Options of a call to a score encoding: the keyword arguments of its op (posenc/ops_attention.h).
 struct AttendOptions {
+  /// Calls visit(name, option) for each but token_state.
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("is_causal", self.is_causal());
+    visit("scale", self.scale());
+    visit("key_mask", self.key_mask());
+    visit("window", self.window());
+    visit("segment_ids", self.segment_ids());
+    visit("q_positions", self.q_positions());
+    visit("k_positions", self.k_positions());
+    visit("dropout_p", self.dropout_p());
+  }
+
   /// Absent: the op's default.
   TORCH_ARG(std::optional<bool>, is_causal) = std::nullopt;
   /// Absent: the module's own scale, else 1 / sqrt(D).
@@ -56,10 +78,30 @@ struct AttendOptions {
   TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
   TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
   TORCH_ARG(double, dropout_p) = 0.0;
-  /// Keys of CoPE's gates, (B, G, Tk, D).
-  TORCH_ARG(std::optional<at::Tensor>, gate_key) = std::nullopt;
-  /// Decays of ForgettingBias, (B, H, Tk).
-  TORCH_ARG(std::optional<at::Tensor>, log_decay) = std::nullopt;
+  /// State of all Tk tokens, by name.
+  TORCH_ARG(TokenState, token_state);
+
+ public:
+  /// token_state()["gate_key"]: keys of CoPE's gates, (B, G, Tk, D).
+  AttendOptions& gate_key(const std::optional<at::Tensor>& value) { return set_state("gate_key", value); }
+  std::optional<at::Tensor> gate_key() const { return state("gate_key"); }
+  /// token_state()["log_decay"]: decays of ForgettingBias, (B, H, Tk).
+  AttendOptions& log_decay(const std::optional<at::Tensor>& value) { return set_state("log_decay", value); }
+  std::optional<at::Tensor> log_decay() const { return state("log_decay"); }
+
+  /// The state `name`, absent where the call has none.
+  std::optional<at::Tensor> state(const std::string& name) const {
+    const auto found = token_state_.find(name);
+    return found == token_state_.end() ? std::nullopt : std::make_optional(found->second);
+  }
+  /// Sets the state `name`, or removes it.
+  AttendOptions& set_state(const std::string& name, const std::optional<at::Tensor>& value) {
+    token_state_.erase(name);
+    if (value) {
+      token_state_.emplace(name, *value);
+    }
+    return *this;
+  }
 };
 
 /// An encoding that acts on attention scores.
@@ -84,12 +126,20 @@ class POSENC_API ScoreEncoding {
   virtual bool always_causal() const { return false; }
   /// False where positions are counted by the encoding itself, from what it sees.
   virtual bool takes_positions() const { return true; }
-  /// True where a call needs gate keys beside the keys.
+  /// The layer's input x (B, T, embed_dim) -> state of its tokens. Attention passes it to attend(), and with a cache
+  /// that of earlier tokens too. Empty by default; log_decay(x) where needs_log_decay().
+  virtual TokenState token_state(const at::Tensor& x) {
+    return needs_log_decay() ? TokenState{{"log_decay", log_decay(x)}} : TokenState();
+  }
+  /// The names of the token state that attend() and logits() take; others raise c10::ValueError.
+  virtual std::vector<std::string> token_state_names() const { return {}; }
+  /// True where a call needs the state "gate_key": keys of a projection of their own, which Attention makes and rotates
+  /// as it does the keys.
   virtual bool needs_gate_key() const { return false; }
-  /// True where a call needs log_decay() of the layer's input.
+  /// True where token_state() makes "log_decay", by log_decay().
   virtual bool needs_log_decay() const { return false; }
-  /// The layer's input x (B, T, embed_dim) -> what its tokens add to scores, (B, H, T), float32 (float64 for float64).
-  /// Undefined unless needs_log_decay().
+  /// The layer's input x (B, T, embed_dim) -> decays of its tokens, (B, H, T), float32 (float64 for float64). Undefined
+  /// unless needs_log_decay().
   virtual at::Tensor log_decay(const at::Tensor& /*x*/) { return {}; }
   /// True where the encoding rotates queries and keys itself, and takes them unrotated.
   virtual bool rotates() const { return false; }

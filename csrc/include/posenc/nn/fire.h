@@ -9,6 +9,17 @@ namespace posenc::nn {
 /// Options of FIRE.
 struct FIREOptions {
   /*implicit*/ FIREOptions(int64_t num_heads) : num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("hidden_dim", self.hidden_dim(), at_least(1));
+    visit("c", self.c(), positive());
+    visit("threshold", self.threshold(), positive());
+    visit("eps", self.eps(), positive());
+  }
+
   TORCH_ARG(int64_t, num_heads);
   /// Width of the MLP.
   TORCH_ARG(int64_t, hidden_dim) = 32;

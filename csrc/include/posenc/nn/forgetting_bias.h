@@ -17,9 +17,21 @@ enum class ForgettingKind {
   kCABLE,
 };
 
+/// Their names in Python and in text.
+constexpr std::array<const char*, 2> value_names(ForgettingKind) { return {"fox", "cable"}; }
+
 /// Options of ForgettingBias.
 struct ForgettingBiasOptions {
   ForgettingBiasOptions(int64_t embed_dim, int64_t num_heads) : embed_dim_(embed_dim), num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("embed_dim", self.embed_dim(), at_least(1));
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("kind", self.kind());
+  }
+
   /// Width of the layer's input.
   TORCH_ARG(int64_t, embed_dim);
   /// H, the query heads.
@@ -27,8 +39,8 @@ struct ForgettingBiasOptions {
   TORCH_ARG(ForgettingKind, kind) = ForgettingKind::kFoX;
 };
 
-/// A bias that the text itself makes (FoX, arXiv 2503.02130; CABLE, arXiv 2503.08067), always causal: each token t says
-/// how much of what came before it is kept, by a number a_h(t) <= 0 of the layer's input x_t,
+/// Forgetting attention (FoX, arXiv 2503.02130) and CABLE (arXiv 2503.08067), always causal: each token t has a decay
+/// a_h(t) <= 0, made of the layer's input x_t, which every score from a later query to an earlier key adds,
 ///
 ///     score(i, j) = q_i . k_j / sqrt(D) + sum over t = j + 1 .. i of a_h(t)
 ///
@@ -62,6 +74,7 @@ class POSENC_API ForgettingBiasImpl : public torch::nn::Cloneable<ForgettingBias
 
   bool always_causal() const override { return true; }
   bool takes_positions() const override { return false; }
+  std::vector<std::string> token_state_names() const override { return {"log_decay"}; }
   bool needs_log_decay() const override { return true; }
   std::optional<int64_t> embed_dim() const override { return options.embed_dim(); }
   std::optional<int64_t> num_heads() const override { return options.num_heads(); }

@@ -12,9 +12,20 @@ enum class KerpleKind {
   kPower,
 };
 
+/// Their names in Python and in text.
+constexpr std::array<const char*, 2> value_names(KerpleKind) { return {"log", "power"}; }
+
 /// Options of Kerple.
 struct KerpleOptions {
   /*implicit*/ KerpleOptions(int64_t num_heads) : num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("kind", self.kind());
+  }
+
   TORCH_ARG(int64_t, num_heads);
   TORCH_ARG(KerpleKind, kind) = KerpleKind::kLog;
 };

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <posenc/export.h>
+#include <posenc/nn/encoding.h>
+#include <posenc/nn/options.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -15,6 +17,18 @@ namespace posenc::nn {
 struct KVCacheOptions {
   KVCacheOptions(int64_t batch_size, int64_t num_kv_heads, int64_t max_length, int64_t head_dim)
       : batch_size_(batch_size), num_kv_heads_(num_kv_heads), max_length_(max_length), head_dim_(head_dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("batch_size", self.batch_size(), at_least(1));
+    visit("num_kv_heads", self.num_kv_heads(), at_least(1));
+    visit("max_length", self.max_length(), at_least(1));
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("dtype", self.dtype());
+    visit("device", self.device());
+  }
+
   /// B.
   TORCH_ARG(int64_t, batch_size);
   /// G.
@@ -25,6 +39,15 @@ struct KVCacheOptions {
   TORCH_ARG(int64_t, head_dim);
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
   TORCH_ARG(at::Device, device) = at::kCPU;
+};
+
+/// Options of KVCache::append().
+struct KVCacheAppendOptions {
+  /// (T) or (B, T), integer or floating; a token without one has its index in the cache.
+  TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
+  /// State of the new tokens, by name: (B, G, T, D) of the cache's dtype, or (B, heads, T), float32 (float64 in a
+  /// float64 cache). It comes with every token or with none.
+  TORCH_ARG(TokenState, token_state);
 };
 
 /// Keys and values of the tokens that one attention layer has seen, for decoding. Memory is allocated once; what it
@@ -45,14 +68,13 @@ class POSENC_API KVCache {
   KVCache(KVCache&&) = default;
   KVCache& operator=(KVCache&&) = default;
 
-  /// Stores new tokens and returns the keys and values of all so far, views (B, G, length(), D).
-  ///
-  /// k, v and gate_key (B, G, T, D), of the cache's dtype and on its device; log_decay (B, H, T), float32 (float64 in a
-  /// float64 cache). Gate keys (of CoPE) and decays (of ForgettingBias) come with every token or with none. positions
-  /// (T) or (B, T), integer or floating; tokens without count by their place in the cache.
+  /// Stores new tokens and returns the keys and values of all so far, views (B, G, length(), D). k and v (B, G, T, D),
+  /// of the cache's dtype and on its device.
   ///
   /// Raises, before anything is stored: c10::ValueError for shapes, devices and more tokens than fit, c10::TypeError
   /// for dtypes, c10::Error where a tensor requires a gradient while gradients are recorded.
+  std::tuple<at::Tensor, at::Tensor> append(const at::Tensor& k, const at::Tensor& v, const KVCacheAppendOptions& call);
+  /// The same with the state "gate_key" (of CoPE) and "log_decay" (of ForgettingBias).
   std::tuple<at::Tensor, at::Tensor> append(const at::Tensor& k, const at::Tensor& v,
                                             const std::optional<at::Tensor>& gate_key = std::nullopt,
                                             const std::optional<at::Tensor>& positions = std::nullopt,
@@ -60,10 +82,12 @@ class POSENC_API KVCache {
 
   /// Tokens stored.
   int64_t length() const { return length_; }
-  /// View (B, G, length(), D), where tokens came with gate keys.
-  std::optional<at::Tensor> gate_keys() const;
-  /// View (B, H, length()), where tokens came with decays: float32, float64 in a float64 cache.
-  std::optional<at::Tensor> log_decay() const;
+  /// The state of all tokens so far, by name: views whose axis 2 has length() entries.
+  TokenState token_state() const;
+  /// token_state()["gate_key"], absent where tokens came without.
+  std::optional<at::Tensor> gate_keys() const { return state_of("gate_key"); }
+  /// token_state()["log_decay"], absent where tokens came without.
+  std::optional<at::Tensor> log_decay() const { return state_of("log_decay"); }
   /// View (B, length()), absent where no token came with a position. Integer; float32 where all came as float32 or
   /// narrower; else float64, which holds whole numbers to 2^53 exactly.
   std::optional<at::Tensor> positions() const;
@@ -78,26 +102,31 @@ class POSENC_API KVCache {
  private:
   friend class AttentionImpl;
 
-  /// What restore() goes back to. Later tokens change none of it: they are written behind the stored ones.
-  struct State {
+  /// What restore() goes back to. Later tokens are written after the stored ones, so they change none of it.
+  struct Snapshot {
     int64_t length;
-    at::Tensor gate_keys, log_decay, positions;
+    TokenState token_state;
+    at::Tensor positions;
   };
-  State state() const { return {length_, gate_keys_, log_decay_, positions_}; }
-  void restore(State state);
+  Snapshot snapshot() const { return {length_, token_state_, positions_}; }
+  void restore(Snapshot snapshot);
 
+  std::optional<at::Tensor> state_of(const char* name) const;
   void check(const at::Tensor& x, const char* name, int64_t tokens) const;
-  void check_log_decay(const at::Tensor& x, int64_t tokens) const;
+  void check_state(const TokenState& state, int64_t tokens) const;
+  void check_numbers(const at::Tensor& x, const char* name, int64_t tokens) const;
   void check_place(const at::Tensor& x, const char* name) const;
-  void check_complete(const char* name, bool given, bool stored) const;
   void check_positions(const at::Tensor& positions, int64_t tokens) const;
   void store_positions(const std::optional<at::Tensor>& positions, int64_t tokens);
 
   KVCacheOptions options_;
   int64_t length_ = 0;
-  /// (B, G, max_length, D); gate_keys_, log_decay_ (B, H, max_length) and positions_ (B, max_length) undefined until
-  /// given.
-  at::Tensor keys_, values_, gate_keys_, log_decay_, positions_;
+  /// (B, G, max_length, D).
+  at::Tensor keys_, values_;
+  /// With max_length entries on axis 2.
+  TokenState token_state_;
+  /// (B, max_length), undefined until given.
+  at::Tensor positions_;
 };
 
 }  // namespace posenc::nn

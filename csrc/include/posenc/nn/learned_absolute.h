@@ -7,6 +7,14 @@ namespace posenc::nn {
 /// Options of LearnedAbsolute.
 struct LearnedAbsoluteOptions {
   LearnedAbsoluteOptions(int64_t max_positions, int64_t dim) : max_positions_(max_positions), dim_(dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("max_positions", self.max_positions(), at_least(1));
+    visit("dim", self.dim(), at_least(1));
+  }
+
   /// Rows of the table: positions are 0 .. max_positions - 1.
   TORCH_ARG(int64_t, max_positions);
   /// Width of an embedding.

@@ -8,16 +8,31 @@ namespace posenc::nn {
 struct MultimodalRotaryOptions {
   MultimodalRotaryOptions(int64_t head_dim, std::vector<int64_t> sections)
       : head_dim_(head_dim), sections_(std::move(sections)) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("sections", self.sections());
+    visit("rotary_dim", self.rotary_dim());
+    visit("base", self.base());
+    visit("interleaved", self.interleaved());
+    visit("interleaved_sections", self.interleaved_sections());
+    visit("scaling", self.scaling());
+    visit("exact", self.exact());
+    visit("seq_len", self.seq_len(), at_least(1));
+  }
+
   /// D, the width of a head.
   TORCH_ARG(int64_t, head_dim);
-  /// Pairs that each axis (time, height, width) turns; they add up to R/2.
+  /// Pairs that each axis (time, height, width) rotates; they add up to R/2.
   TORCH_ARG(std::vector<int64_t>, sections);
   /// R, even and at most head_dim; absent: head_dim. Columns R..D-1 pass through.
   TORCH_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
   TORCH_ARG(double, base) = 10000.0;
   /// Pairs are (2k, 2k+1) instead of (k, k + R/2).
   TORCH_ARG(bool, interleaved) = false;
-  /// The axes take turns pair by pair (Qwen3-VL) instead of section by section (Qwen2-VL).
+  /// Pairs alternate between the axes (Qwen3-VL) instead of lying section by section (Qwen2-VL).
   TORCH_ARG(bool, interleaved_sections) = false;
   TORCH_ARG(scaling::Scaling, scaling) = scaling::Scaling();
   /// false: float32 frequencies and angles, bit for bit those of transformers.
@@ -26,7 +41,7 @@ struct MultimodalRotaryOptions {
   TORCH_ARG(std::optional<int64_t>, seq_len) = std::nullopt;
 };
 
-/// Multimodal RoPE (Qwen2-VL, arXiv 2409.12191): one spectrum of frequencies, each pair turned by the position on its
+/// Multimodal RoPE (Qwen2-VL, arXiv 2409.12191): one spectrum of frequencies, each pair rotated by the position on its
 /// own axis. Where all axes agree, as for text, it equals Rotary bit for bit. Positions (A, T) or (A, B, T), e.g. of
 /// posenc::multimodal_positions; absent: offset + arange(T) on every axis.
 ///
@@ -57,7 +72,7 @@ class POSENC_API MultimodalRotaryImpl : public torch::nn::Cloneable<MultimodalRo
 
   /// The frequencies (R/2) and magnitude in use for a sequence of `seq_len` tokens.
   scaling::Frequencies frequencies(std::optional<int64_t> seq_len = std::nullopt) const;
-  /// The axis that turns each of the R/2 pairs.
+  /// The axis whose position rotates each of the R/2 pairs.
   std::vector<int64_t> axes() const;
 
   MultimodalRotaryOptions options;

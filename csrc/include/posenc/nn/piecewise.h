@@ -4,14 +4,14 @@
 
 namespace posenc::nn {
 
-/// The operands of posenc::piecewise_attention beside values: q (B, H, Tq, D), k (B, G, Tk, D).
+/// The queries and keys of posenc::piecewise_attention: q (B, H, Tq, D), k (B, G, Tk, D).
 struct PiecewiseSides {
   at::Tensor q_near, k_near, q_far, k_far;
 };
 
-/// Base of the encodings with one rotation nearby and another further on. They take unrotated queries and keys (so a
-/// cache holds unrotated keys), and need integer positions. Causal unless AttendOptions say otherwise; keys ahead of a
-/// query are near at any distance.
+/// Base of the encodings with one rotation for distances below a threshold and another from there on. They take
+/// unrotated queries and keys (so a cache holds unrotated keys), and need integer positions. Causal unless
+/// AttendOptions say otherwise; keys after a query count as near at any distance.
 class POSENC_API PiecewiseEncoding : public ScoreEncoding {
  public:
   std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,

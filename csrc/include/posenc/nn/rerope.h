@@ -12,6 +12,18 @@ namespace posenc::nn {
 /// Options of ReRoPE.
 struct ReRoPEOptions {
   /*implicit*/ ReRoPEOptions(int64_t head_dim, int64_t window = 512) : head_dim_(head_dim), window_(window) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("window", self.window(), at_least(1));
+    visit("leak", self.leak(), at_least(1));
+    visit("base", self.base());
+    visit("interleaved", self.interleaved());
+    visit("log_scale_length", self.log_scale_length(), at_least(2));
+  }
+
   /// D, the width of a head; even.
   TORCH_ARG(int64_t, head_dim);
   /// w, in tokens: distances below it are RoPE's.

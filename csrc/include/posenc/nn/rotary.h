@@ -20,6 +20,20 @@ namespace posenc::nn {
 ///     Rotary rope(RotaryOptions(128).base(500000.0).scaling(posenc::scaling::Yarn(4.0, 8192)));
 struct RotaryOptions {
   /*implicit*/ RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("rotary_dim", self.rotary_dim());
+    visit("base", self.base());
+    visit("interleaved", self.interleaved());
+    visit("scaling", self.scaling());
+    visit("exact", self.exact());
+    visit("seq_len", self.seq_len(), at_least(1));
+    visit("learnable", self.learnable());
+  }
+
   /// D, the width of a head.
   TORCH_ARG(int64_t, head_dim);
   /// R, even and at most head_dim; absent: head_dim. Columns R..D-1 pass through.

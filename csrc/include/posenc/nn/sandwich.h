@@ -7,6 +7,14 @@ namespace posenc::nn {
 /// Options of Sandwich.
 struct SandwichOptions {
   /*implicit*/ SandwichOptions(int64_t num_heads) : num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("dim", self.dim());
+  }
+
   TORCH_ARG(int64_t, num_heads);
   /// Width of the sinusoids; even. Independent of the heads' width.
   TORCH_ARG(int64_t, dim) = 128;

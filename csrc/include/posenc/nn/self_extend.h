@@ -12,6 +12,17 @@ namespace posenc::nn {
 /// Options of SelfExtend.
 struct SelfExtendOptions {
   /*implicit*/ SelfExtendOptions(int64_t head_dim) : head_dim_(head_dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("group", self.group(), at_least(1));
+    visit("window", self.window(), at_least(1));
+    visit("base", self.base());
+    visit("interleaved", self.interleaved());
+  }
+
   /// D, the width of a head; even.
   TORCH_ARG(int64_t, head_dim);
   /// G: beyond the window this many tokens share a position.

@@ -12,6 +12,16 @@ namespace posenc::nn {
 /// Options of ShawRelative.
 struct ShawRelativeOptions {
   ShawRelativeOptions(int64_t head_dim, int64_t max_distance) : head_dim_(head_dim), max_distance_(max_distance) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("max_distance", self.max_distance(), at_least(0));
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("values", self.values());
+  }
+
   /// D, the width of a head.
   TORCH_ARG(int64_t, head_dim);
   /// R, in tokens; distances beyond it share the last entries. The paper uses 16.

@@ -36,9 +36,23 @@ enum class SinusoidalLayout {
   kTensor2Tensor,
 };
 
+/// Their names in Python and in text.
+constexpr std::array<const char*, 3> value_names(SinusoidalLayout) {
+  return {"interleaved", "concatenated", "tensor2tensor"};
+}
+
 /// Options of Sinusoidal.
 struct SinusoidalOptions {
   /*implicit*/ SinusoidalOptions(int64_t dim) : dim_(dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("dim", self.dim(), at_least(1));
+    visit("base", self.base(), positive());
+    visit("layout", self.layout());
+  }
+
   /// Width of an embedding; may be odd.
   TORCH_ARG(int64_t, dim);
   TORCH_ARG(double, base) = 10000.0;
@@ -49,7 +63,7 @@ struct SinusoidalOptions {
 ///
 ///     PE[p, 2k] = sin(p base^(-2k/dim)),  PE[p, 2k+1] = cos(p base^(-2k/dim))
 ///
-/// An odd dim lacks the last cosine. Angles are formed in float64, whatever the dtype of x.
+/// With an odd dim there is no last cosine. Angles are formed in float64, whatever the dtype of x.
 ///
 ///     Sinusoidal encoding(512);
 ///     auto y = encoding(x);

@@ -7,15 +7,26 @@ namespace posenc::nn {
 /// Options of T5RelativeBias.
 struct T5RelativeBiasOptions {
   /*implicit*/ T5RelativeBiasOptions(int64_t num_heads) : num_heads_(num_heads) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("num_heads", self.num_heads(), at_least(1));
+    visit("num_buckets", self.num_buckets());
+    visit("max_distance", self.max_distance());
+    visit("bidirectional", self.bidirectional());
+    visit("scale", self.scale(), finite());
+  }
+
   TORCH_ARG(int64_t, num_heads);
   /// Rows of the table.
   TORCH_ARG(int64_t, num_buckets) = 32;
   /// Distance, in tokens, from which on one bucket holds all.
   TORCH_ARG(int64_t, max_distance) = 128;
-  /// Tells keys before and after the query apart (T5's encoder); false: all keys after it share the bucket of distance
-  /// 0 (T5's decoder).
+  /// Keys before and after the query have buckets of their own (T5's encoder); false: all keys after it share the
+  /// bucket of distance 0 (T5's decoder).
   TORCH_ARG(bool, bidirectional) = false;
-  /// What query . key is multiplied by where the call does not say: T5 does not scale. Absent: 1 / sqrt(D).
+  /// What query . key is multiplied by where the call gives no scale: T5 does not scale. Absent: 1 / sqrt(D).
   TORCH_ARG(std::optional<double>, scale) = 1.0;
 };
 

@@ -7,6 +7,17 @@ namespace posenc::nn {
 /// Options of XPos.
 struct XPosOptions {
   /*implicit*/ XPosOptions(int64_t head_dim) : head_dim_(head_dim) {}
+
+  /// Calls visit(name, option, rule) for each (posenc/nn/options.h).
+  template <typename Self, typename Visit>
+  static void describe(Self& self, Visit&& visit) {
+    visit("head_dim", self.head_dim(), at_least(1));
+    visit("base", self.base());
+    visit("scale_base", self.scale_base(), positive());
+    visit("centre", self.centre(), finite());
+    visit("interleaved", self.interleaved());
+  }
+
   /// D, even.
   TORCH_ARG(int64_t, head_dim);
   TORCH_ARG(double, base) = 10000.0;
@@ -52,7 +63,7 @@ class POSENC_API XPosImpl : public torch::nn::Cloneable<XPosImpl>, public Rotary
 
  private:
   /// x rotated and multiplied by zeta^(sign * (p - centre) / scale_base).
-  at::Tensor turn(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const;
+  at::Tensor rotate_by(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const;
 
   at::Tensor inv_freq_, decay_;
 };
