@@ -40,7 +40,7 @@ void expect_module_promises(Module module, Module other, int64_t dim) {
     EXPECT_EQ(module->forward(x.to(type)).scalar_type(), type);
   }
 
-  // B63: a clone is deep and equal.
+  // A clone is deep and equal.
   Module clone(std::dynamic_pointer_cast<typename Module::ContainedType>(module->clone()));
   clone->train(module->is_training());
   EXPECT_TRUE(torch::equal(clone->forward(x), y));
@@ -53,7 +53,7 @@ void expect_module_promises(Module module, Module other, int64_t dim) {
   EXPECT_TRUE(torch::equal(module->forward(x), y));
   EXPECT_EQ(torch::equal(clone->forward(x), x), !module->parameters().empty());
 
-  // B63: what one saves the other loads.
+  // What one saves the other loads.
   std::stringstream stored;
   torch::save(module, stored);
   torch::load(other, stored);
@@ -123,7 +123,7 @@ TEST(AbsoluteModules, PlacesOfTokens) {
   expect_places(evaluated(CAPEOptions(6)));
 }
 
-TEST(SinusoidalValues, B47_PaperAndOddWidths) {
+TEST(SinusoidalValues, OddWidthsLackTheLastCosine) {
   const auto one = torch::zeros({1, 5});
   const auto y = Sinusoidal(5)->forward(one, AbsoluteForwardOptions().offset(1));
   EXPECT_TRUE(torch::allclose(y, torch::tensor({{0.8414710, 0.5403023, 0.0251162, 0.9996845, 0.0006310}}), 0, 1e-6));
@@ -143,7 +143,7 @@ TEST(SinusoidalValues, Layouts) {
   EXPECT_TRUE(torch::equal(Sinusoidal(other)->forward(torch::zeros({3, 9})).select(1, 8), torch::zeros({3})));
 }
 
-TEST(LearnedAbsoluteBounds, B49_APositionOutsideNamesTheLimit) {
+TEST(LearnedAbsoluteBounds, APositionOutsideNamesTheLimit) {
   LearnedAbsolute module(8, 4);
   const auto x = torch::ones({1, 8, 4});
   const auto expect_refused = [&](const torch::Tensor& input, const AbsoluteForwardOptions& call) {

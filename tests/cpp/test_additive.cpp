@@ -53,7 +53,7 @@ void expect_additive_promises(Module module, Module other, double scale) {
     EXPECT_EQ(module->attend(q.to(type), k.to(type), v.to(type)).scalar_type(), type);
   }
 
-  // B63: a clone is deep and equal; what one saves the other loads.
+  // A clone is deep and equal; what one saves the other loads.
   Module clone(std::dynamic_pointer_cast<typename Module::ContainedType>(module->clone()));
   EXPECT_TRUE(torch::equal(clone->attend(q, k, v, causal()), out));
   {
@@ -156,7 +156,7 @@ TEST(AdditiveModules, ResetDrawsAnewOrRestores) {
   EXPECT_FLOAT_EQ(fire->c.item<float>(), 0.1F);
 }
 
-TEST(ALiBiSlopes, B39_AnyNumberOfHeads) {
+TEST(ALiBiSlopes, AnyNumberOfHeads) {
   EXPECT_TRUE(torch::equal(posenc::alibi_slopes(6), torch::tensor({0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125})));
   EXPECT_TRUE(torch::equal(posenc::alibi_slopes(3), torch::tensor({0.0625, 0.00390625, 0.25})));
   EXPECT_TRUE(torch::equal(posenc::alibi_slopes(1), torch::tensor({0.00390625})));
@@ -175,13 +175,13 @@ TEST(ALiBiSlopes, NoCastRoundsThem) {
   EXPECT_EQ(exact.scalar_type(), torch::kDouble);
 }
 
-TEST(ALiBiCache, B41_DecodingEqualsTheLastRows) {
+TEST(ALiBiCache, DecodingEqualsTheLastRows) {
   const auto bias = ALiBi(2)->bias(2, 5);
   EXPECT_TRUE(torch::equal(bias[0][1], torch::tensor({-0.25, -0.1875, -0.125, -0.0625, 0.0})));
   EXPECT_TRUE(torch::equal(ALiBi(2)->bias(1, 4)[0][0], torch::tensor({-0.1875, -0.125, -0.0625, 0.0})));
 }
 
-TEST(T5Buckets, B45_SignIsKeyMinusQuery) {
+TEST(T5Buckets, SignIsKeyMinusQuery) {
   const auto relative = torch::tensor({-1, 0, 1, 5, -16, -1000, 1000}, torch::kLong);
   EXPECT_TRUE(torch::equal(posenc::t5_bucket(relative), torch::tensor({1, 0, 17, 21, 10, 15, 31}, torch::kLong)));
   EXPECT_TRUE(
@@ -190,7 +190,7 @@ TEST(T5Buckets, B45_SignIsKeyMinusQuery) {
   EXPECT_THROW(posenc::t5_bucket(relative, 3), c10::ValueError);
 }
 
-TEST(T5Buckets, B43_RowsOfACache) {
+TEST(T5Buckets, RowsOfACacheAreTheLastOnes) {
   T5RelativeBias module(1);
   {
     torch::NoGradGuard no_grad;

@@ -1,131 +1,200 @@
-/// The attention ops from C++: shapes around every tile size against plain float64 sums, outputs and gradients;
-/// threads; memory that threads keep. Runs at each instruction-set level.
+/// The attention ops from C++, beside their values: dropout, rows that see nothing, numbers that are none, threads,
+/// memory that threads keep, errors. Runs at each instruction-set level.
 
-#include <posenc/ops.h>
+#include "attention_cases.h"
 
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
 
 namespace {
 
 using posenc::attention;
-using posenc::attention_with_lse;
 using posenc::AttentionFuncOptions;
-using torch::Tensor;
 
-const auto kDouble = torch::TensorOptions().dtype(torch::kDouble);
+// Dropout.
 
-/// softmax(scale q k^T + biases) v in float64, with hidden keys left out.
-std::tuple<Tensor, Tensor> plain(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionFuncOptions& o) {
-  const auto wide = [](const Tensor& x) { return x.to(torch::kDouble); };
-  const int64_t share = q.size(1) / k.size(1), queries = q.size(2), keys = k.size(2);
-  const Tensor key = wide(k).repeat_interleave(share, 1), value = wide(v).repeat_interleave(share, 1);
-  Tensor scores = wide(q).matmul(key.transpose(2, 3)) * o.scale().value_or(1.0 / std::sqrt(q.size(3)));
-  const Tensor distance = torch::arange(keys).view({1, keys}) - torch::arange(keys - queries, keys).view({queries, 1});
-  if (o.alibi_slopes()) {
-    scores = scores - wide(*o.alibi_slopes()).view({1, -1, 1, 1}) * distance.abs();
-  }
-  if (o.distance_bias()) {
-    const int64_t radius = (o.distance_bias()->size(1) - 1) / 2;
-    scores = scores + wide(*o.distance_bias())
-                          .index_select(1, (distance.clamp(-radius, radius) + radius).flatten())
-                          .view({1, -1, queries, keys});
-  }
-  if (o.bias()) {
-    scores = scores + wide(*o.bias());
-  }
-  Tensor seen = torch::ones({1, 1, queries, keys}, torch::kBool);
-  if (o.is_causal()) {
-    seen = seen.logical_and(distance <= 0);
-  }
-  if (o.window()) {
-    seen = seen.logical_and(distance > -*o.window());
-    if (!o.is_causal()) {
-      seen = seen.logical_and(distance < *o.window());
+/// What dropout multiplies the weights of `call` by in a call after manual_seed(seed): with values that are the
+/// identity each output is one weight.
+Tensor kept(Call call, uint64_t seed, double p) {
+  const int64_t keys = call.inputs.k.size(2);
+  call.inputs.v = at::eye(keys, kWide).expand({call.inputs.k.size(0), call.inputs.k.size(1), keys, keys});
+  at::manual_seed(seed);
+  const Tensor dropped = std::get<0>(run(call, call.inputs, p));
+  const Tensor whole = std::get<0>(run(call, call.inputs));
+  return at::where(whole > 0, dropped / whole, 0.0);
+}
+
+std::vector<Term> terms_with_dropout() {
+  std::vector<Term> some;
+  for (const Term& term : terms()) {
+    if (term.name == "Plain" || term.name == "SlopesTableAndBias" || term.name == "SlopesAndDecay" ||
+        term.name == "Piecewise" || term.name == "CoPEOfGateKeys" || term.name == "ShawKeysOnly") {
+      some.push_back(term);
     }
   }
-  if (o.key_mask()) {
-    seen = seen.logical_and(o.key_mask()->view({-1, 1, 1, keys}));
+  return some;
+}
+
+const std::vector<Setting>& dropout_settings() {
+  static const std::vector<Setting> all = {
+      {{2, 2, 1, 110, 200, 16, 16}, {}, "ManyTiles"},
+      {{2, 4, 2, 3, 300, 16, 16}, {}, "Decode"},
+  };
+  return all;
+}
+
+class Dropout : public testing::TestWithParam<Parameters> {};
+
+/// Forward, backward, tiles and decode blocks agree on the mask; so does a call with values of another width.
+TEST_P(Dropout, ForwardAndBackwardUseTheMaskOfTheSeed) {
+  const auto& [term, setting] = GetParam();
+  constexpr double kP = 0.3;
+  Call call = make_call(setting, term);
+  call.kept = kept(call, 11, kP);
+  EXPECT_FALSE(at::equal(call.kept, kept(call, 12, kP)));
+  expect_reference(call, {at::kDouble, at::kFloat}, kP, 11);
+}
+
+INSTANTIATE_TEST_SUITE_P(, Dropout, testing::ValuesIn(combinations(terms_with_dropout(), dropout_settings())), name_of);
+
+TEST(DropoutMask, KeepsItsShareAndScalesIt) {
+  const Setting setting{{2, 3, 3, 150, 200, 4, 4}, {.is_causal = false}, ""};
+  const Call call = make_call(setting, terms()[0]);
+  for (const double p : {0.1, 0.5, 0.9}) {
+    const Tensor mask = kept(call, 3, p);
+    const Tensor share = (mask > 0).to(at::kDouble);
+    EXPECT_LT(reference::error(mask, share / (1.0 - p)), 1e-12);
+    EXPECT_NEAR(share.mean().item<double>(), 1.0 - p, 4 * std::sqrt(p * (1 - p) / static_cast<double>(mask.numel())));
+    // Neither rows, keys, heads nor batch rows share a mask.
+    for (int64_t dim = 0; dim < 4; ++dim) {
+      EXPECT_FALSE(at::equal(share.select(dim, 0), share.select(dim, 1))) << "dimension " << dim;
+    }
+    // Nor do tiles.
+    EXPECT_FALSE(at::equal(share.slice(2, 0, 50), share.slice(2, 96, 146)));
+    EXPECT_FALSE(at::equal(share.slice(3, 0, 96), share.slice(3, 96, 192)));
   }
-  scores = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
-  return {torch::nan_to_num(scores.softmax(-1), 0.0).matmul(value), scores.logsumexp(-1)};
+  EXPECT_EQ(std::get<0>(run(call, call.inputs, 1.0)).abs().max().item<double>(), 0.0);
 }
 
-struct Shape {
-  int64_t heads, groups, queries, keys, width, value_width;
-};
+// Rows that see nothing, and numbers that are none.
 
-std::ostream& operator<<(std::ostream& stream, const Shape& s) {
-  return stream << s.heads << "/" << s.groups << " heads, " << s.queries << " x " << s.keys << ", widths " << s.width
-                << " and " << s.value_width;
+TEST(AttentionEdges, AQueryThatSeesNoKeyGivesZero) {
+  for (const Term& term : terms()) {
+    SCOPED_TRACE(term.name);
+    for (const int64_t queries : {2, 110}) {
+      Call call = make_call({{2, 2, 1, queries, 130, 8, 8}, {}, ""}, term);
+      call.key_mask = at::ones({2, 130}, at::kBool);
+      call.key_mask.select(0, 1).fill_(false);
+      expect_reference(call, {at::kDouble});
+      const auto [out, lse] = run(call, call.inputs);
+      EXPECT_EQ(out.select(0, 1).abs().max().item<double>(), 0.0);
+      EXPECT_TRUE(lse.select(0, 1).eq(-reference::kInfinity).all().item<bool>());
+    }
+  }
 }
 
-class AttentionShapes : public testing::TestWithParam<Shape> {};
-
-TEST_P(AttentionShapes, EqualPlainSums) {
-  const Shape s = GetParam();
-  torch::manual_seed(4);
-  for (const auto type : {torch::kFloat, torch::kDouble}) {
-    const double bound = type == torch::kFloat ? 5e-6 : 1e-12;
-    const auto made = [&](std::vector<int64_t> sizes) {
-      return torch::randn(sizes, kDouble).to(type).requires_grad_();
-    };
-    const Tensor q = made({2, s.heads, s.queries, s.width}), k = made({2, s.groups, s.keys, s.width});
-    const Tensor v = made({2, s.groups, s.keys, s.value_width});
-    const Tensor slopes = torch::rand({s.heads}, kDouble).to(type).requires_grad_(), table = made({s.heads, 31}),
-                 bias = made({1, s.heads, s.queries, s.keys});
-    const Tensor mask = torch::rand({2, s.keys}) > 0.3;
-    for (const auto& options : {AttentionFuncOptions(), AttentionFuncOptions().is_causal(true),
-                                AttentionFuncOptions().is_causal(true).window(20).alibi_slopes(slopes),
-                                AttentionFuncOptions().window(9).key_mask(mask).distance_bias(table),
-                                AttentionFuncOptions().is_causal(true).bias(bias).alibi_slopes(slopes).scale(0.1)}) {
-      std::vector<Tensor> inputs{q, k, v};
-      for (const auto& x : {options.alibi_slopes(), options.distance_bias(), options.bias()}) {
-        if (x) {
-          inputs.push_back(*x);
+TEST(AttentionEdges, NaNOfAKeyReachesNoQueryThatDoesNotSeeIt) {
+  for (const Term& term : terms()) {
+    SCOPED_TRACE(term.name);
+    for (const int64_t queries : {2, 120}) {
+      const Setting setting{{1, 2, 1, queries, 140, 8, 8}, {}, ""};
+      Call call = make_call(setting, term);
+      call.key_mask = at::arange(140).ne(101).unsqueeze(0);
+      const auto clean = run(call, call.inputs);
+      for (Tensor* x : {&call.inputs.k, &call.inputs.v, &call.inputs.k_far, &call.inputs.gate_key}) {
+        if (x->defined()) {
+          *x = x->clone();
+          x->select(2, 101).fill_(NAN);
         }
       }
-      const auto [out, lse] = attention_with_lse(q, k, v, options);
-      const auto [expected, expected_lse] = plain(q, k, v, options);
-      EXPECT_LT((out - expected).abs().max().item<double>(), bound);
-      EXPECT_TRUE(torch::allclose(lse.to(torch::kDouble), expected_lse, bound, bound));
-      const Tensor seen = lse.isfinite(), zero = torch::zeros_like(lse);
-      const Tensor grad = torch::randn_like(out);
-      const auto computed = torch::autograd::grad({(out * grad).sum() + torch::where(seen, lse, zero).sum()}, inputs);
-      const auto wanted = torch::autograd::grad(
-          {(expected * grad).sum() + torch::where(seen, expected_lse, zero.to(torch::kDouble)).sum()}, inputs);
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        const double size = std::max(1.0, wanted[i].abs().max().item<double>());
-        EXPECT_LT((computed[i] - wanted[i]).abs().max().item<double>(), 4 * bound * size) << "input " << i;
-      }
+      const auto dirty = run(call, call.inputs);
+      EXPECT_LT(reference::error(std::get<0>(dirty), std::get<0>(clean)), 1e-13);
+      EXPECT_LT(reference::error(std::get<1>(dirty), std::get<1>(clean)), 1e-13);
     }
   }
 }
 
-// Tiles are 96 x 96, vectors up to 16 lanes, register tiles 6 or 12 rows; few queries take the decode kernel.
-INSTANTIATE_TEST_SUITE_P(, AttentionShapes,
-                         testing::Values(Shape{1, 1, 1, 1, 1, 1}, Shape{4, 2, 1, 150, 33, 17},
-                                         Shape{4, 1, 3, 70, 64, 64}, Shape{2, 2, 20, 20, 7, 5},
-                                         Shape{2, 1, 96, 96, 16, 16}, Shape{1, 1, 97, 193, 80, 48},
-                                         Shape{2, 2, 200, 131, 20, 100}, Shape{2, 1, 100, 300, 300, 257}));
+TEST(AttentionEdges, AnyNumberOfThreadsEqualsTheFormula) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(4);
+  for (const Term& term : terms()) {
+    SCOPED_TRACE(term.name);
+    expect_reference(make_call({{1, 2, 1, 110, 200, 16, 16}, {}, ""}, term), {at::kFloat});
+    expect_reference(make_call({{1, 2, 1, 1, 3000, 64, 64}, {}, ""}, term), {at::kFloat});
+  }
+  at::set_num_threads(before);
+}
+
+// Derivatives of derivatives, which the ops compute in their plain form.
+
+/// The sum of the gradients of a call in direction `along`, where out and lse have the gradients of_out and of_lse.
+double reference_slope(const Call& call, const Tensor& of_out, const Tensor& of_lse, const Inputs& along) {
+  const Inputs grads = reference::gradients(call, of_out, of_lse);
+  double sum = 0;
+  for (const auto& [name, tensor] : reference::kMembers) {
+    if ((grads.*tensor).defined()) {
+      sum += (grads.*tensor * along.*tensor).sum().item<double>();
+    }
+  }
+  return sum;
+}
+
+TEST(AttentionDerivatives, TheSecondIsTheDifferenceOfTheFirst) {
+  for (const Term& term : terms()) {
+    SCOPED_TRACE(term.name);
+    const Call call = make_call({{2, 2, 1, 11, 17, 4, 3}, {}, ""}, term);
+    const Inputs in = leaves(call.inputs, at::kDouble);
+    const auto [out, lse] = run(call, in);
+    const Tensor of_out = at::randn_like(out), of_lse = at::randn_like(lse);
+    Inputs along, moved;
+    std::vector<Tensor> sources, directions, moves;
+    for (const auto& [name, tensor] : reference::kMembers) {
+      if ((in.*tensor).defined()) {
+        sources.push_back(in.*tensor);
+        directions.push_back(along.*tensor = at::randn_like(in.*tensor).detach());
+        moves.push_back(moved.*tensor = at::randn_like(in.*tensor).detach());
+      }
+    }
+    const auto grads =
+        torch::autograd::grad({out, lse}, sources, {of_out, of_lse}, std::nullopt, /*create_graph=*/true);
+    const auto second = torch::autograd::grad(grads, sources, directions);
+    double computed = 0;
+    for (size_t i = 0; i < second.size(); ++i) {
+      computed += (second[i] * moves[i]).sum().item<double>();
+    }
+    const auto slope_at = [&](double step) {
+      Call there = call;
+      for (const auto& [name, tensor] : reference::kMembers) {
+        if ((in.*tensor).defined()) {
+          there.inputs.*tensor = (in.*tensor).detach() + step * moved.*tensor;
+        }
+      }
+      return reference_slope(there, of_out, of_lse, along);
+    };
+    const double difference = (slope_at(1e-5) - slope_at(-1e-5)) / 2e-5;
+    EXPECT_NEAR(computed, difference, 1e-6 * std::max(1.0, std::abs(difference)));
+  }
+}
 
 TEST(AttentionOps, SixteenBitsAreOneRoundingOfFloat) {
-  torch::manual_seed(4);
-  for (const auto type : {torch::kBFloat16, torch::kHalf}) {
+  at::manual_seed(4);
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
     for (const int64_t queries : {1, 130}) {
-      const Tensor q = torch::randn({1, 4, queries, 40}).to(type), k = torch::randn({1, 2, 200, 40}).to(type);
+      const Tensor q = at::randn({1, 4, queries, 40}).to(type), k = at::randn({1, 2, 200, 40}).to(type);
       const Tensor out = attention(q, k, k, AttentionFuncOptions().is_causal(true));
-      const Tensor wide = attention(q.to(torch::kFloat), k.to(torch::kFloat), k.to(torch::kFloat),
-                                    AttentionFuncOptions().is_causal(true));
-      EXPECT_TRUE(torch::allclose(out.to(torch::kFloat), wide, type == torch::kHalf ? 1e-3 : 8e-3, 1e-5));
+      const Tensor wide =
+          attention(q.to(at::kFloat), k.to(at::kFloat), k.to(at::kFloat), AttentionFuncOptions().is_causal(true));
+      EXPECT_TRUE(at::allclose(out.to(at::kFloat), wide, type == at::kHalf ? 1e-3 : 8e-3, 1e-5));
     }
   }
 }
 
 TEST(AttentionOps, MoreThreadsThanHeadsGiveTheSameNumbers) {
-  torch::manual_seed(4);
-  const Tensor q = torch::randn({1, 1, 700, 64}, torch::requires_grad()), k = torch::randn({1, 1, 900, 64});
-  const Tensor last = torch::randn({1, 4, 1, 64}), key = k.clone().requires_grad_();
+  at::manual_seed(4);
+  const Tensor q = at::randn({1, 1, 700, 64}).requires_grad_(), k = at::randn({1, 1, 900, 64});
+  const Tensor last = at::randn({1, 4, 1, 64}), key = k.clone().requires_grad_();
   const int threads = at::get_num_threads();
   const auto run = [&](int count) {
     at::set_num_threads(count);
@@ -138,41 +207,41 @@ TEST(AttentionOps, MoreThreadsThanHeadsGiveTheSameNumbers) {
   const auto one = run(1), four = run(4), again = run(4);
   at::set_num_threads(threads);
   for (size_t i = 0; i < one.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(one[i], four[i], 1e-4, 1e-5)) << i;
-    EXPECT_TRUE(torch::equal(four[i], again[i])) << i << ": the same threads give the same bits";
+    EXPECT_TRUE(at::allclose(one[i], four[i], 1e-4, 1e-5)) << i;
+    EXPECT_TRUE(at::equal(four[i], again[i])) << i << ": the same threads give the same bits";
   }
 }
 
 TEST(AttentionOps, WhatAThreadKeepsOfOneCallDoesNotReachTheNext) {
-  torch::manual_seed(4);
+  at::manual_seed(4);
   const auto call = [](int64_t tokens, int64_t width) {
-    torch::manual_seed(tokens);
-    const Tensor x = torch::randn({1, 2, tokens, width}).transpose(1, 2).contiguous().transpose(1, 2);
+    at::manual_seed(tokens);
+    const Tensor x = at::randn({1, 2, tokens, width}).transpose(1, 2).contiguous().transpose(1, 2);
     return attention(x, x, x, AttentionFuncOptions().is_causal(true));
   };
   const Tensor first = call(130, 24);
   call(260, 64);
-  attention(torch::full({1, 2, 150, 40}, NAN), torch::full({1, 2, 150, 40}, NAN), torch::full({1, 2, 150, 40}, NAN));
-  EXPECT_TRUE(torch::equal(call(130, 24), first));
+  attention(at::full({1, 2, 150, 40}, NAN), at::full({1, 2, 150, 40}, NAN), at::full({1, 2, 150, 40}, NAN));
+  EXPECT_TRUE(at::equal(call(130, 24), first));
 }
 
 TEST(AttentionOps, EveryOpHasItsFunctions) {
-  torch::manual_seed(4);
-  const Tensor q = torch::randn({1, 2, 5, 8}), table = torch::randn({3, 8});
-  EXPECT_TRUE(torch::equal(posenc::relative_attention(q, q, q, table, table),
-                           std::get<0>(posenc::relative_attention_with_lse(q, q, q, table, table))));
-  const Tensor pos_emb = torch::randn({1, 8, 4});
-  EXPECT_TRUE(torch::equal(posenc::cope_attention(q, q, q, pos_emb),
-                           std::get<0>(posenc::cope_attention_with_lse(q, q, q, pos_emb))));
-  EXPECT_TRUE(torch::equal(posenc::piecewise_attention(q, q, q, q, q, 2),
-                           std::get<0>(posenc::piecewise_attention_with_lse(q, q, q, q, q, 2))));
+  at::manual_seed(4);
+  const Tensor q = at::randn({1, 2, 5, 8}), table = at::randn({3, 8});
+  EXPECT_TRUE(at::equal(posenc::relative_attention(q, q, q, table, table),
+                        std::get<0>(posenc::relative_attention_with_lse(q, q, q, table, table))));
+  const Tensor pos_emb = at::randn({1, 8, 4});
+  EXPECT_TRUE(at::equal(posenc::cope_attention(q, q, q, pos_emb),
+                        std::get<0>(posenc::cope_attention_with_lse(q, q, q, pos_emb))));
+  EXPECT_TRUE(at::equal(posenc::piecewise_attention(q, q, q, q, q, 2),
+                        std::get<0>(posenc::piecewise_attention_with_lse(q, q, q, q, q, 2))));
   // Near and far alike, a piecewise score is the plain one.
-  EXPECT_TRUE(torch::allclose(posenc::piecewise_attention(q, q, q, q, q, 2),
-                              attention(q, q, q, AttentionFuncOptions().is_causal(true)), 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(posenc::piecewise_attention(q, q, q, q, q, 2),
+                           attention(q, q, q, AttentionFuncOptions().is_causal(true)), 1e-5, 1e-6));
 }
 
 TEST(AttentionOps, ErrorsNameOpArgumentRuleAndValue) {
-  const Tensor q = torch::randn({1, 2, 5, 8});
+  const Tensor q = at::randn({1, 2, 5, 8});
   try {
     attention(q, q, q, AttentionFuncOptions().window(0));
     FAIL() << "a window of 0 was accepted";

@@ -81,7 +81,7 @@ void expect_module_promises(Module module, Module other, const AttendOptions& ca
   ASSERT_NE(encoding, nullptr);
   EXPECT_TRUE(torch::equal(encoding->attend(q, k, v, causal), out));
 
-  // B63: a clone is deep and equal; what one saves the other loads.
+  // A clone is deep and equal; what one saves the other loads.
   Module clone(std::dynamic_pointer_cast<typename Module::ContainedType>(module->clone()));
   EXPECT_TRUE(torch::equal(clone->attend(q, k, v, causal), out));
   {

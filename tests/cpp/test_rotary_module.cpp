@@ -71,7 +71,7 @@ TEST_P(RotaryModule, ForwardIsTheOp) {
   }
 }
 
-TEST_P(RotaryModule, B63_CloneIsDeepAndEqual) {
+TEST_P(RotaryModule, CloneIsDeepAndEqual) {
   Rotary module = changed();
   const auto x = input().requires_grad_();
   const auto expected = module(x);
@@ -92,7 +92,7 @@ TEST_P(RotaryModule, B63_CloneIsDeepAndEqual) {
   }
 }
 
-TEST_P(RotaryModule, B63_MovesReachEveryTensorAndRoundNothingDerived) {
+TEST_P(RotaryModule, MovesReachEveryTensorAndRoundNothingDerived) {
   Rotary module(options());
   const auto x = input();
   const auto expected = module(x);
@@ -113,7 +113,7 @@ TEST_P(RotaryModule, B63_MovesReachEveryTensorAndRoundNothingDerived) {
   module->train();
 }
 
-TEST_P(RotaryModule, B63_SaveAndLoad) {
+TEST_P(RotaryModule, WhatOneSavesTheOtherLoads) {
   Rotary module = changed(), other(options());
   std::stringstream stored;
   torch::save(module, stored);
@@ -122,7 +122,7 @@ TEST_P(RotaryModule, B63_SaveAndLoad) {
   EXPECT_TRUE(torch::equal(other(x), module(x)));
 }
 
-TEST_P(RotaryModule, B63_OptimizerStep) {
+TEST_P(RotaryModule, OptimizerStepLowersTheLoss) {
   torch::nn::Linear projection(options().head_dim(), options().head_dim());
   Rotary module(options());
   std::vector<torch::Tensor> parameters = projection->parameters();
@@ -149,7 +149,7 @@ TEST_P(RotaryModule, B63_OptimizerStep) {
   }
 }
 
-TEST_P(RotaryModule, B63_InSequentialAndInParents) {
+TEST_P(RotaryModule, InSequentialAndInParents) {
   Rotary module = changed();
   const auto x = input();
   torch::nn::Sequential sequential(torch::nn::Linear(options().head_dim(), options().head_dim()), module,

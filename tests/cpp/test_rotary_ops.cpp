@@ -1,3 +1,5 @@
+#include "reference.h"
+
 #include <posenc/ops.h>
 
 #include <ATen/ATen.h>
@@ -17,35 +19,7 @@ using at::Tensor;
 using posenc::RotaryFuncOptions;
 using posenc::RotaryTablesFuncOptions;
 
-Tensor inv_freq(int64_t pairs, double base = 10000.0) {
-  return at::pow(base, -at::arange(pairs, at::kDouble) / std::max<int64_t>(pairs, 1));
-}
-
-/// RoFormer eq. 34 in float64, one number at a time. positions (T) or (B, T).
-Tensor reference(const Tensor& x, const Tensor& positions, const Tensor& inv_freq, double scaling, bool interleaved,
-                 bool inverse) {
-  const Tensor in = x.to(at::kDouble).contiguous(), out = in.clone();
-  const Tensor p = positions.to(at::kDouble).expand({x.size(0), x.size(2)}).contiguous();
-  const Tensor f = inv_freq.to(at::kDouble).contiguous();
-  const int64_t pairs = f.size(0), width = x.size(3);
-  for (int64_t b = 0; b < x.size(0); ++b) {
-    for (int64_t h = 0; h < x.size(1); ++h) {
-      for (int64_t t = 0; t < x.size(2); ++t) {
-        const int64_t row = ((b * x.size(1) + h) * x.size(2) + t) * width;
-        const double* from = in.const_data_ptr<double>() + row;
-        double* to = out.mutable_data_ptr<double>() + row;
-        for (int64_t k = 0; k < pairs; ++k) {
-          const int64_t i = interleaved ? 2 * k : k, j = interleaved ? 2 * k + 1 : k + pairs;
-          const double angle = p.const_data_ptr<double>()[b * x.size(2) + t] * f.const_data_ptr<double>()[k];
-          const double c = scaling * std::cos(angle), s = scaling * std::sin(angle) * (inverse ? -1 : 1);
-          to[i] = from[i] * c - from[j] * s;
-          to[j] = from[j] * c + from[i] * s;
-        }
-      }
-    }
-  }
-  return out;
-}
+Tensor inv_freq(int64_t pairs, double base = 10000.0) { return reference::inv_freq(2 * pairs, base); }
 
 /// A 16-bit result is one rounding of a float32 one.
 std::pair<double, double> tolerance(at::ScalarType type) {
@@ -105,8 +79,8 @@ TEST_P(Rotation, EveryOpGivesTheReference) {
     const Tensor f = inv_freq(pairs), positions = at::tensor({7, 2, 2, 0, 5}, at::kLong);
     for (const bool inverse : {false, true}) {
       const auto options = RotaryFuncOptions().attention_scaling(1.25).interleaved(interleaved).inverse(inverse);
-      const Tensor expected_q = reference(q, positions, f, 1.25, interleaved, inverse);
-      const Tensor expected_k = reference(k, positions, f, 1.25, interleaved, inverse);
+      const Tensor expected_q = reference::rotate(q, positions, f, 1.25, interleaved, inverse);
+      const Tensor expected_k = reference::rotate(k, positions, f, 1.25, interleaved, inverse);
 
       const auto [rotated_q, rotated_k] = posenc::rotary_qk(q, k, positions, f, options);
       expect_near(rotated_q, expected_q);
@@ -188,12 +162,12 @@ TEST_F(RotaryOps, AxesChooseThePosition) {
   Tensor expected = x.to(at::kDouble);
   for (int64_t axis = 0; axis < 3; ++axis) {
     const Tensor chosen = f * (at::tensor({2, 0, 1, 1}, at::kLong) == axis);
-    expected = reference(expected, positions[axis], chosen, 1.0, false, false);
+    expected = reference::rotate(expected, positions[axis], chosen, 1.0, false, false);
   }
   expect_near(y, expected);
   const Tensor summed = at::stack({f, f * 0.5, f * 0.25});
   const Tensor total = at::einsum("abt,a->bt", {positions.to(at::kDouble), at::tensor({1.0, 0.5, 0.25}, at::kDouble)});
-  expect_near(posenc::rotary(x, positions, summed), reference(x, total, f, 1.0, false, false));
+  expect_near(posenc::rotary(x, positions, summed), reference::rotate(x, total, f, 1.0, false, false));
 }
 
 TEST_F(RotaryOps, LargePositions) {
@@ -204,6 +178,31 @@ TEST_F(RotaryOps, LargePositions) {
       const long double angle = static_cast<long double>(position) * f[k].item<double>();
       EXPECT_NEAR(cos[0][k].item<float>(), static_cast<double>(std::cos(angle)), 1e-6) << position << " pair " << k;
       EXPECT_NEAR(sin[0][k].item<float>(), static_cast<double>(std::sin(angle)), 1e-6) << position << " pair " << k;
+    }
+  }
+}
+
+TEST_F(RotaryOps, LargePositionsTurnBothWays) {
+  const Tensor positions = at::tensor({3, 5000, 70000, 1000000, 40000000, -900001}, at::kLong), f = inv_freq(20, 500.0);
+  const Tensor x = at::randn({1, 2, 6, 40}, at::kDouble);
+  for (const bool interleaved : {false, true}) {
+    for (const bool inverse : {false, true}) {
+      const auto options = RotaryFuncOptions().interleaved(interleaved).inverse(inverse);
+      const Tensor expected = reference::rotate(x, positions, f, 1.0, interleaved, inverse);
+      EXPECT_LT(reference::error(posenc::rotary(x.to(at::kFloat), positions, f, options), expected), 2e-6);
+    }
+  }
+}
+
+TEST_F(RotaryOps, Float64AnglesKeepTheirRoundingErrors) {
+  const Tensor f = at::tensor({0.9123456789012345, 0.3}, at::kDouble);
+  const Tensor positions = at::tensor({123457, 999983}, at::kLong);
+  const auto [cos, sin] = posenc::rotary_tables(positions, f, RotaryTablesFuncOptions().dtype(at::kDouble));
+  for (int64_t t = 0; t < 2; ++t) {
+    for (int64_t k = 0; k < 2; ++k) {
+      const long double angle = static_cast<long double>(positions[t].item<int64_t>()) * f[k].item<double>();
+      EXPECT_NEAR(cos[t][k].item<double>(), static_cast<double>(std::cos(angle)), 1e-12) << t << " pair " << k;
+      EXPECT_NEAR(sin[t][k].item<double>(), static_cast<double>(std::sin(angle)), 1e-12) << t << " pair " << k;
     }
   }
 }

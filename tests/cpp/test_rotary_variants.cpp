@@ -194,7 +194,7 @@ TEST(RotaryVariants, FrequenciesOfEachHeadLearnOnTheirOwn) {
   EXPECT_TRUE(module->inv_freq.requires_grad());
 }
 
-TEST(RotaryVariants, B55_MultimodalAnglesAndText) {
+TEST(RotaryVariants, MultimodalAnglesAndText) {
   auto x = torch::zeros({1, 1, 1, 8}, torch::kDouble);
   x.narrow(3, 0, 4).fill_(1.0);
   MultimodalRotary module(MultimodalRotaryOptions(8, {1, 1, 2}));
@@ -300,7 +300,7 @@ TEST(RotaryVariants, OptionsAndCallsAreChecked) {
   EXPECT_THROW(multimodal(x, at_positions(spans()).offset(3)), c10::ValueError);
 }
 
-TEST(PermuteRotaryWeight, B09_BothLayoutsGiveTheSameScores) {
+TEST(PermuteRotaryWeight, BothLayoutsGiveTheSameScores) {
   torch::manual_seed(0);
   const auto hidden = numbers({1, 5, 12}, torch::kDouble);
   const auto query = numbers({4 * 6, 12}, torch::kDouble), key = numbers({2 * 6, 12}, torch::kDouble);

@@ -1,5 +1,4 @@
-// Scalings, Hugging Face rope dicts and positions, as a C++ user has them. The formulas are compared with independent
-// references in tests/python/scaling/test_scaling_*.py; here are published numbers.
+// Scalings, Hugging Face rope dicts and positions, as a C++ user has them: formulas written out and published numbers.
 
 #include <posenc/hf_rope.h>
 #include <posenc/positions.h>
@@ -10,7 +9,13 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
 #include <sstream>
+#include <string>
+#include <vector>
 
 namespace {
 
@@ -112,22 +117,164 @@ TEST(Frequencies, PublishedNumbers) {
   EXPECT_EQ(thetas(128, 1e4, TruncatedBasis(2048))[63], 0.0);
 }
 
-TEST(Frequencies, B27YarnRampEdges) {
+// Every scaling as its paper has it: theta_k for k = 0 .. d/2 - 1, given plain RoPE's theta.
+
+constexpr double kTwoPi = 6.283185307179586;
+
+struct ScalingFormula {
+  std::string name;
+  Scaling scaling;
+  int64_t dim;
+  double base;
+  std::optional<int64_t> seq_len;
+  std::function<double(double theta, double k)> theta;
+};
+
+std::ostream& operator<<(std::ostream& stream, const ScalingFormula& f) { return stream << f.name; }
+
+double clamped(double x) { return std::min(std::max(x, 0.0), 1.0); }
+
+/// The pair that makes `turns` turns in `length` tokens.
+double pair_with_turns(double dim, double base, double length, double turns) {
+  return dim * std::log(length / (kTwoPi * turns)) / (2 * std::log(base));
+}
+
+/// YaRN as its authors' code has it, with the ramp from pair low to pair high.
+auto yarn_formula(double s, double low, double high) {
+  return [=](double theta, double k) {
+    const double ramp = clamped((k - low) / (high - low));
+    return theta / s * ramp + theta * (1 - ramp);
+  };
+}
+
+auto by_parts_formula(double s, double length, double fast, double slow) {
+  return [=](double theta, double) {
+    const double kept = clamped((length * theta / kTwoPi - slow) / (fast - slow));
+    return (1 - kept) * theta / s + kept * theta;
+  };
+}
+
+auto llama_formula(double s, double length, double low, double high) {
+  return [=](double theta, double) {
+    const double lambda = kTwoPi / theta, t = (length / lambda - low) / (high - low);
+    return lambda < length / high ? theta : lambda > length / low ? theta / s : (1 - t) * theta / s + t * theta;
+  };
+}
+
+auto with_base(double dim, double base) {
+  return [=](double, double k) { return std::pow(base, -2 * k / dim); };
+}
+
+std::vector<ScalingFormula> scaling_formulas() {
+  std::vector<double> near(32), far(32);
+  for (size_t k = 0; k < 32; ++k) {
+    near[k] = 1.0 + 0.01 * static_cast<double>(k);
+    far[k] = 2.0 + static_cast<double>(k);
+  }
+  const auto long_rope = [=](const std::vector<double>& by) {
+    return [=](double theta, double k) { return theta / by[static_cast<size_t>(k)]; };
+  };
+  return {
+      {"Linear", Linear(4.0), 64, 1e4, {}, [](double theta, double) { return theta / 4; }},
+      {"NTK", NTK(8.0), 128, 1e4, {}, with_base(128, 1e4 * std::pow(8.0, 128.0 / 126.0))},
+      {"DynamicNTKShort", DynamicNTK(2.0, 2048), 128, 1e4, 2048, with_base(128, 1e4)},
+      {"DynamicNTKLong", DynamicNTK(2.0, 2048), 128, 1e4, 4096, with_base(128, 1e4 * std::pow(3.0, 128.0 / 126.0))},
+      {"DynamicNTKOfFactor1", DynamicNTK(1.0, 2048), 128, 1e4, 4096,
+       with_base(128, 1e4 * std::pow(2.0, 128.0 / 126.0))},
+      {"NTKByParts", NTKByParts(16.0, 4096), 128, 1e4, {}, by_parts_formula(16, 4096, 32, 1)},
+      {"NTKByPartsWithBounds",
+       NTKByParts(4.0, 8192).beta_fast(20.0).beta_slow(2.5),
+       64,
+       5e5,
+       {},
+       by_parts_formula(4, 8192, 20, 2.5)},
+      {"Yarn", Yarn(16.0, 4096), 128, 1e4, {}, yarn_formula(16, 20, 46)},
+      {"YarnDeepSeek", Yarn(40.0, 4096), 64, 1e4, {}, yarn_formula(40, 10, 23)},
+      {"YarnNotTruncated",
+       Yarn(32.0, 4096).truncate(false),
+       64,
+       150000.0,
+       {},
+       yarn_formula(32, pair_with_turns(64, 150000, 4096, 32), pair_with_turns(64, 150000, 4096, 1))},
+      {"YarnWithBounds",
+       Yarn(8.0, 8192).beta_fast(16.0).beta_slow(2.0),
+       128,
+       5e5,
+       {},
+       yarn_formula(8, std::floor(pair_with_turns(128, 5e5, 8192, 16)), std::ceil(pair_with_turns(128, 5e5, 8192, 2)))},
+      {"YarnByTurns", Yarn(16.0, 4096).ramp(Ramp::kTurns), 128, 1e4, {}, by_parts_formula(16, 4096, 32, 1)},
+      {"LongRoPEShort", LongRoPE(near, far, 4096), 64, 1e4, 4096, long_rope(near)},
+      {"LongRoPELong", LongRoPE(near, far, 4096), 64, 1e4, 4097, long_rope(far)},
+      {"Llama3", Llama3(8.0, 8192), 128, 5e5, {}, llama_formula(8, 8192, 1, 4)},
+      {"Llama3WithBounds",
+       Llama3(32.0, 4096).low_freq_factor(2.0).high_freq_factor(9.0),
+       64,
+       1e6,
+       {},
+       llama_formula(32, 4096, 2, 9)},
+      {"Proportional",
+       Proportional(0.25).factor(3.0),
+       512,
+       1e6,
+       {},
+       [](double theta, double k) { return k < 64 ? theta / 3 : 0.0; }},
+      {"PRoPE", PRoPE(0.75), 128, 1e4, {}, [](double theta, double k) { return k < 48 ? theta : 0.0; }},
+      {"TruncatedBasis",
+       TruncatedBasis(2048),
+       128,
+       1e4,
+       {},
+       [](double theta, double) {
+         return theta >= 3.067962e-3 ? theta : theta >= 3.834952e-4 ? kTwoPi / 2048 / 16 : 0.0;
+       }},
+      {"PowerBasis",
+       PowerBasis(0.1),
+       128,
+       1e4,
+       {},
+       [](double theta, double k) { return theta * std::pow(1 - 2 * k / 128, 0.1); }},
+  };
+}
+
+class ScalingFormulas : public testing::TestWithParam<ScalingFormula> {};
+
+TEST_P(ScalingFormulas, EqualTheFormula) {
+  const ScalingFormula& f = GetParam();
+  std::vector<double> expected(f.dim / 2);
+  for (size_t k = 0; k < expected.size(); ++k) {
+    const auto index = static_cast<double>(k);
+    expected[k] = f.theta(std::pow(f.base, -2 * index / static_cast<double>(f.dim)), index);
+  }
+  expect_near(thetas(f.dim, f.base, f.scaling, f.seq_len), expected, 1e-12);
+  const at::Tensor narrow = frequencies(f.dim, f.base, f.scaling, f.seq_len, /*exact=*/false).inv_freq.to(at::kDouble);
+  expect_near({narrow.const_data_ptr<double>(), narrow.const_data_ptr<double>() + narrow.numel()}, expected, 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(, ScalingFormulas, testing::ValuesIn(scaling_formulas()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Frequencies, YarnRampEndsAtItsBounds) {
   expect_near(thetas(8, 1e4, Yarn(4.0, 64)), {1.0, 0.0625, 0.0025, 0.00025});
   expect_near(thetas(8, 1e4, Yarn(4.0, 4)), {1.0, 0.025, 0.0025, 0.00025});
   expect_near(thetas(8, 1e4, Yarn(4.0, 163840)), {1.0, 0.1, 0.01, 0.00075});
   expect_near(thetas(8, 1e4, Yarn(1.0, 64)), {1.0, 0.1, 0.01, 0.001});
 }
 
-TEST(Frequencies, B25YarnMagnitude) {
+TEST(Frequencies, YarnMagnitudeFollowsItsOptions) {
   EXPECT_NEAR(attention_scaling(Yarn(128.0, 4096).attention_factor(1.4852030)), 1.4852030, 1e-12);
   const auto yarn = Yarn(40.0, 4096).mscale(1.0).mscale_all_dim(1.0);
   EXPECT_NEAR(frequencies(64, 1e4, yarn).attention_scaling, 1.0, 1e-12);
   EXPECT_NEAR(yarn.softmax_scale(), 1.8738542, 5e-8);
   EXPECT_NEAR(attention_scaling(Yarn(40.0, 4096)), 1.3688879, 5e-8);
+  EXPECT_NEAR(attention_scaling(Yarn(16.0, 4096)), 1.277259, 5e-7);
+  EXPECT_NEAR(attention_scaling(Yarn(40.0, 4096).mscale(0.707).mscale_all_dim(1.0)),
+              (0.0707 * std::log(40.0) + 1) / (0.1 * std::log(40.0) + 1), 1e-12);
+  EXPECT_EQ(attention_scaling(Yarn(1.0, 4096)), 1.0);
+  EXPECT_NEAR(attention_scaling(LongRoPE({1.0}, {1.0}, 4096).factor(32.0)), 1.190238, 5e-7);
+  EXPECT_NEAR(attention_scaling(LongRoPE({1.0}, {1.0}, 8192).factor(8.0)), 1.109400, 5e-7);
 }
 
-TEST(Frequencies, B29LongRoPEFollowsTheLength) {
+TEST(Frequencies, LongRoPEFollowsTheLength) {
   const LongRoPE scaling({1.0, 1.0}, {2.0, 4.0}, 8);
   expect_near(thetas(4, 1e4, scaling, 8), {1.0, 0.01});
   expect_near(thetas(4, 1e4, scaling, 9), {0.5, 0.0025});

@@ -1,0 +1,347 @@
+#pragma once
+
+/// The cases of the attention tests: score terms, which keys queries see, the op that computes a call, and how far it
+/// may be from reference.h.
+
+#include "reference.h"
+
+#include <posenc/ops.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using reference::Call;
+using reference::Inputs;
+
+const auto kWide = at::TensorOptions(at::kDouble);
+
+inline Tensor numbers(at::IntArrayRef sizes, double factor = 1.0) { return at::randn(sizes, kWide).mul(factor); }
+
+struct Sizes {
+  int64_t batch, heads, groups, queries, keys, width, value_width;
+};
+
+/// Which keys queries see.
+struct Sight {
+  bool is_causal = true;
+  std::optional<int64_t> window = std::nullopt;
+  bool key_mask = false, segments = false, positions = false;
+};
+
+struct Setting : Sizes, Sight {
+  std::string name;
+};
+
+std::ostream& operator<<(std::ostream& stream, const Setting& s) { return stream << s.name; }
+
+/// What acts on scores.
+struct Term {
+  std::string name;
+  std::function<void(const Setting&, Call&)> add;
+  /// Counts by index: causal, and without positions.
+  bool by_index = false;
+};
+
+std::ostream& operator<<(std::ostream& stream, const Term& t) { return stream << t.name; }
+
+// The terms. Tables are wider than the distances of a tile and narrower.
+
+void add_slopes(const Setting& s, Call& c) { c.inputs.slopes = at::rand({s.heads}, kWide).mul(0.1); }
+
+void add_slopes_of_rows(const Setting& s, Call& c) { c.inputs.slopes = at::rand({s.batch, s.heads}, kWide).mul(0.1); }
+
+void add_table(const Setting& s, Call& c) { c.inputs.distance_bias = numbers({s.heads, 2 * 120 + 1}); }
+
+void add_bias(const Setting& s, Call& c) { c.inputs.bias = numbers({s.batch, s.heads, s.queries, s.keys}); }
+
+/// Shared by rows and heads, with keys that it hides.
+void add_hiding_bias(const Setting& s, Call& c) {
+  const Tensor bias = numbers({1, 1, s.queries, s.keys});
+  c.inputs.bias = bias.masked_fill(at::rand({1, 1, s.queries, s.keys}) < 0.2, -reference::kInfinity);
+}
+
+void add_decay(const Setting& s, Call& c) {
+  c.inputs.log_decay = at::rand({s.batch, s.heads, s.keys}, kWide).mul(-0.1);
+}
+
+void add_tables_of_keys(const Setting& s, Call& c, int64_t radius, bool per_head, bool values) {
+  const auto table = [&](int64_t width) {
+    return per_head ? numbers({s.heads, 2 * radius + 1, width}) : numbers({2 * radius + 1, width});
+  };
+  c.inputs.rel_k = table(s.width);
+  c.inputs.rel_v = values ? table(s.value_width) : Tensor();
+}
+
+void add_far(const Setting& s, Call& c, int64_t threshold) {
+  c.inputs.q_far = numbers({s.batch, s.heads, s.queries, s.width});
+  c.inputs.k_far = numbers({s.batch, s.groups, s.keys, s.width});
+  c.threshold = threshold;
+}
+
+void add_cope(const Setting& s, Call& c, int64_t positions, bool per_head) {
+  c.inputs.pos_emb = numbers({per_head ? s.heads : 1, s.width, positions}, 0.5);
+}
+
+const std::vector<Term>& terms() {
+  static const std::vector<Term> all = {
+      {"Plain", [](const Setting&, Call&) {}},
+      {"Scaled", [](const Setting&, Call& c) { c.scale = 0.4; }},
+      {"Slopes", add_slopes},
+      {"SlopesOfRows", add_slopes_of_rows},
+      {"Table", add_table},
+      {"Bias", add_bias},
+      {"HidingBias", add_hiding_bias},
+      {"Decay", add_decay, true},
+      {"SlopesTableAndBias",
+       [](const Setting& s, Call& c) {
+         add_slopes(s, c);
+         add_table(s, c);
+         add_bias(s, c);
+       }},
+      {"SlopesAndDecay",
+       [](const Setting& s, Call& c) {
+         add_slopes(s, c);
+         add_decay(s, c);
+       },
+       true},
+      {"Shaw", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 16, false, true); }},
+      {"ShawKeysOnly", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 3, true, false); }},
+      {"ShawFar", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 150, true, true); }},
+      {"Piecewise", [](const Setting& s, Call& c) { add_far(s, c, 40); }},
+      {"PiecewiseBeyondATile", [](const Setting& s, Call& c) { add_far(s, c, 110); }},
+      {"CoPE", [](const Setting& s, Call& c) { add_cope(s, c, 24, false); }, true},
+      {"CoPEThatNeverSaturates",
+       [](const Setting& s, Call& c) {
+         add_cope(s, c, 170, true);
+         c.scale_position_logits = true;
+       },
+       true},
+      {"CoPEOfTwoPositions", [](const Setting& s, Call& c) { add_cope(s, c, 2, false); }, true},
+      {"CoPEOfGateKeys",
+       [](const Setting& s, Call& c) {
+         add_cope(s, c, 40, true);
+         c.inputs.gate_key = numbers({s.batch, s.groups, s.keys, s.width});
+         c.inputs.gate_bias = numbers({s.heads});
+       },
+       true},
+      {"ShawSlopesAndDecay",
+       [](const Setting& s, Call& c) {
+         add_tables_of_keys(s, c, 20, true, true);
+         add_slopes(s, c);
+         add_decay(s, c);
+       },
+       true},
+      {"PiecewiseSlopesAndBias",
+       [](const Setting& s, Call& c) {
+         add_far(s, c, 50);
+         add_slopes(s, c);
+         add_bias(s, c);
+       }},
+      // Gates follow from query . key alone.
+      {"CoPESlopesTableAndDecay",
+       [](const Setting& s, Call& c) {
+         add_cope(s, c, 30, true);
+         add_slopes(s, c);
+         add_table(s, c);
+         add_decay(s, c);
+       },
+       true},
+      {"ShawAndCoPE",
+       [](const Setting& s, Call& c) {
+         add_tables_of_keys(s, c, 12, false, true);
+         add_cope(s, c, 30, false);
+       },
+       true},
+  };
+  return all;
+}
+
+Call make_call(const Setting& s, const Term& term) {
+  at::manual_seed(5);
+  Call c;
+  c.inputs.q = numbers({s.batch, s.heads, s.queries, s.width});
+  c.inputs.k = numbers({s.batch, s.groups, s.keys, s.width});
+  c.inputs.v = numbers({s.batch, s.groups, s.keys, s.value_width});
+  c.is_causal = s.is_causal;
+  c.window = s.window;
+  if (s.key_mask) {  // left padding, and holes
+    c.key_mask = (at::rand({s.batch, s.keys}) > 0.3).logical_and(at::arange(s.keys) >= 20);
+  }
+  if (s.segments) {  // each row cut at places of its own, within tiles
+    const Tensor cuts = at::tensor({50, 121, 40, 100}, at::kLong).view({2, 2}).narrow(0, 0, s.batch);
+    c.segment_ids = at::arange(s.keys).view({1, 1, -1}).ge(cuts.unsqueeze(-1)).sum(1);
+  }
+  if (s.positions) {  // gaps, a different start for each row, and a few tokens that change places
+    const Tensor start = at::arange(s.batch).mul(1000).unsqueeze(1);
+    Tensor k = at::arange(s.keys).add(at::arange(s.keys).div(50, "floor").mul(7)).unsqueeze(0) + start;
+    k = at::cat({k.narrow(1, 40, 10), k.narrow(1, 0, 40), k.narrow(1, 50, s.keys - 50)}, 1);
+    c.q_positions = k.narrow(1, s.keys - s.queries, s.queries).clone();
+    c.k_positions = k;
+  }
+  term.add(s, c);
+  return c;
+}
+
+std::optional<Tensor> maybe(const Tensor& x) { return x.defined() ? std::make_optional(x) : std::nullopt; }
+
+/// What all options have.
+template <typename Options>
+Options common(Options o, const Call& c) {
+  return o.scale(c.scale).key_mask(maybe(c.key_mask)).window(c.window).segment_ids(maybe(c.segment_ids));
+}
+
+template <typename Options>
+Options with_places(const Call& c) {
+  return common(Options(), c)
+      .is_causal(c.is_causal)
+      .q_positions(maybe(c.q_positions))
+      .k_positions(maybe(c.k_positions));
+}
+
+/// Whether a call has terms beside its table, so that the one op of all terms computes it.
+inline bool combines(const Inputs& in) {
+  const bool others = in.slopes.defined() || in.distance_bias.defined() || in.bias.defined() || in.log_decay.defined();
+  return others || (in.rel_k.defined() && in.pos_emb.defined());
+}
+
+/// The op of a call, with inputs `in`.
+inline std::tuple<Tensor, Tensor> run(const Call& c, const Inputs& in, double dropout_p = 0.0) {
+  if (combines(in) || !(in.rel_k.defined() || in.q_far.defined() || in.pos_emb.defined())) {
+    return posenc::attention_with_lse(in.q, in.k, in.v,
+                                      with_places<posenc::AttentionFuncOptions>(c)
+                                          .alibi_slopes(maybe(in.slopes))
+                                          .distance_bias(maybe(in.distance_bias))
+                                          .bias(maybe(in.bias))
+                                          .log_decay(maybe(in.log_decay))
+                                          .rel_k(maybe(in.rel_k))
+                                          .rel_v(maybe(in.rel_v))
+                                          .q_far(maybe(in.q_far))
+                                          .k_far(maybe(in.k_far))
+                                          .threshold(c.threshold)
+                                          .pos_emb(maybe(in.pos_emb))
+                                          .gate_key(maybe(in.gate_key))
+                                          .gate_bias(maybe(in.gate_bias))
+                                          .scale_position_logits(c.scale_position_logits)
+                                          .dropout_p(dropout_p));
+  }
+  if (in.rel_k.defined()) {
+    return posenc::relative_attention_with_lse(
+        in.q, in.k, in.v, in.rel_k, maybe(in.rel_v),
+        with_places<posenc::RelativeAttentionFuncOptions>(c).dropout_p(dropout_p));
+  }
+  if (in.q_far.defined()) {
+    return posenc::piecewise_attention_with_lse(
+        in.q, in.k, in.q_far, in.k_far, in.v, c.threshold,
+        with_places<posenc::PiecewiseAttentionFuncOptions>(c).dropout_p(dropout_p));
+  }
+  return posenc::cope_attention_with_lse(in.q, in.k, in.v, in.pos_emb,
+                                         common(posenc::CopeAttentionFuncOptions(), c)
+                                             .gate_key(maybe(in.gate_key))
+                                             .gate_bias(maybe(in.gate_bias))
+                                             .scale_position_logits(c.scale_position_logits)
+                                             .dropout_p(dropout_p));
+}
+
+/// The inputs in a dtype, as leaves. Slopes and decays, which bfloat16 does not hold, stay float32 at least.
+Inputs leaves(const Inputs& inputs, at::ScalarType type) {
+  Inputs result;
+  for (const auto& [name, tensor] : reference::kMembers) {
+    const Tensor& x = inputs.*tensor;
+    const bool narrow = type == at::kBFloat16 || type == at::kHalf;
+    const bool rounds = tensor == &Inputs::slopes || tensor == &Inputs::log_decay;
+    if (x.defined()) {
+      result.*tensor = x.to(narrow && rounds ? at::kFloat : type, false, /*copy=*/true).set_requires_grad(true);
+    }
+  }
+  return result;
+}
+
+/// How far results may be from the reference, relative to the largest number.
+struct Bounds {
+  double out, gradient;
+};
+
+Bounds bounds(at::ScalarType type, const Call& c) {
+  const bool cope = c.inputs.pos_emb.defined();
+  switch (type) {
+    case at::kDouble:
+      return {1e-12, 1e-11};
+    case at::kFloat:
+      // A sum of gates that is a rounding away from a whole number takes the slope between the next two entries.
+      return {2e-5, cope ? 3e-3 : 2e-5};
+    case at::kHalf:
+      return {1.0 / 1024, cope ? 3e-3 : 1.0 / 512};
+    default:
+      return {1.0 / 256, cope ? 1.0 / 64 : 1.0 / 128};
+  }
+}
+
+/// Expects the op to compute what the reference computes, in each of the dtypes, from inputs that the narrowest, the
+/// last, holds.
+inline void expect_reference(const Call& call, const std::vector<at::ScalarType>& types, double dropout_p = 0.0,
+                             uint64_t seed = 0) {
+  Call rounded = call;
+  rounded.inputs = leaves(call.inputs, types.back());
+  const auto expected = reference::attention(rounded);
+  at::manual_seed(6);
+  const Tensor seen = expected.lse.isfinite();
+  const Tensor grad_out = numbers(expected.out.sizes()).to(at::kBFloat16).to(at::kDouble);
+  const Tensor grad_lse = numbers(expected.lse.sizes()).to(at::kBFloat16).to(at::kDouble).masked_fill(~seen, 0.0);
+  const Inputs wanted = reference::gradients(rounded, grad_out, grad_lse);
+  for (const at::ScalarType type : types) {
+    SCOPED_TRACE(c10::toString(type));
+    const Inputs in = leaves(rounded.inputs, type);
+    at::manual_seed(seed);
+    const auto [out, lse] = run(call, in, dropout_p);
+    ASSERT_EQ(out.scalar_type(), type);
+    const Bounds bound = bounds(type, call);
+    EXPECT_LT(reference::error(out, expected.out), bound.out);
+    EXPECT_LT(reference::error(lse, expected.lse), type == at::kDouble ? 1e-12 : 4e-6);
+    std::vector<Tensor> sources;
+    for (const auto& [name, tensor] : reference::kMembers) {
+      if ((in.*tensor).defined()) {
+        sources.push_back(in.*tensor);
+      }
+    }
+    const auto grads = torch::autograd::grad({out, lse}, sources, {grad_out.to(type), grad_lse.to(lse.scalar_type())});
+    size_t at = 0;
+    for (const auto& [name, tensor] : reference::kMembers) {
+      if ((in.*tensor).defined()) {
+        EXPECT_LT(reference::error(grads[at++], wanted.*tensor), bound.gradient) << "gradient of " << name;
+      }
+    }
+  }
+}
+
+using Parameters = std::tuple<Term, Setting>;
+
+std::string name_of(const testing::TestParamInfo<Parameters>& info) {
+  return std::get<0>(info.param).name + std::get<1>(info.param).name;
+}
+
+/// Those combinations that the ops take.
+std::vector<Parameters> combinations(const std::vector<Term>& of_terms, const std::vector<Setting>& of_settings) {
+  std::vector<Parameters> all;
+  for (const Term& term : of_terms) {
+    for (const Setting& setting : of_settings) {
+      if (!term.by_index || (setting.is_causal && !setting.positions)) {
+        all.emplace_back(term, setting);
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace

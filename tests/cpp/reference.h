@@ -1,0 +1,449 @@
+#pragma once
+
+/// Attention and rotation as plain float64 loops, written from the papers' formulas. Nothing here calls posenc: a
+/// kernel and its reference form inside posenc may be wrong alike, this is what both are measured with.
+
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <vector>
+
+namespace reference {
+
+using at::Tensor;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// A float64 tensor that loops may read.
+inline Tensor wide(const Tensor& x) { return x.defined() ? x.detach().to(at::kDouble).contiguous() : x; }
+
+/// The numbers of x at [index..], for contiguous float64 x. Dimensions of size 1 are shared; missing leading dimensions
+/// count as size 1.
+inline double* at(const Tensor& x, std::initializer_list<int64_t> index) {
+  const at::IntArrayRef sizes = x.sizes(), strides = x.strides();
+  const size_t missing = index.size() - std::min(index.size(), sizes.size());
+  const int64_t* given = index.begin() + missing;
+  int64_t offset = 0;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    offset += sizes[dim] > 1 ? given[dim] * strides[dim] : 0;
+  }
+  return static_cast<double*>(const_cast<void*>(x.const_data_ptr())) + offset;
+}
+
+/// What gradients flow to. Undefined: absent.
+struct Inputs {
+  /// (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv).
+  Tensor q, k, v;
+  /// (H) or (B, H); (H, 2R+1); up to (B, H, Tq, Tk); (B or 1, H, Tk).
+  Tensor slopes, distance_bias, bias, log_decay;
+  /// (2R+1, D) or (H, 2R+1, D).
+  Tensor rel_k, rel_v;
+  /// Queries and keys of distances from `threshold` on.
+  Tensor q_far, k_far;
+  /// (1 or H, D, P); (B, G, Tk, D); (H).
+  Tensor pos_emb, gate_key, gate_bias;
+};
+
+struct Member {
+  const char* name;
+  Tensor Inputs::* tensor;
+};
+
+inline constexpr Member kMembers[] = {{"query", &Inputs::q},
+                                      {"key", &Inputs::k},
+                                      {"value", &Inputs::v},
+                                      {"alibi_slopes", &Inputs::slopes},
+                                      {"distance_bias", &Inputs::distance_bias},
+                                      {"bias", &Inputs::bias},
+                                      {"log_decay", &Inputs::log_decay},
+                                      {"rel_k", &Inputs::rel_k},
+                                      {"rel_v", &Inputs::rel_v},
+                                      {"q_far", &Inputs::q_far},
+                                      {"k_far", &Inputs::k_far},
+                                      {"pos_emb", &Inputs::pos_emb},
+                                      {"gate_key", &Inputs::gate_key},
+                                      {"gate_bias", &Inputs::gate_bias}};
+
+/// A call to attention with any score terms.
+struct Call {
+  Inputs inputs;
+  std::optional<double> scale = std::nullopt;
+  bool is_causal = false;
+  std::optional<int64_t> window = std::nullopt;
+  /// (B, Tk) bool, (B, Tk) integer, (T) or (B, T).
+  Tensor key_mask, segment_ids, q_positions, k_positions;
+  /// Of the inputs q_far and k_far.
+  int64_t threshold = 0;
+  /// CoPE: whether scale multiplies the position logits too.
+  bool scale_position_logits = false;
+  /// What dropout multiplies weights by, (B, H, Tq, Tk).
+  Tensor kept;
+};
+
+struct Result {
+  Tensor out, lse;
+};
+/// The sum of products of n numbers, `step` apart in b.
+inline double dot(const double* a, const double* b, int64_t n, int64_t step = 1) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    sum += a[i] * b[i * step];
+  }
+  return sum;
+}
+
+/// to[i * to_step] += factor * from[i * from_step].
+inline void add(double factor, const double* from, int64_t from_step, int64_t n, double* to, int64_t to_step = 1) {
+  for (int64_t i = 0; i < n; ++i) {
+    to[i * to_step] += factor * from[i * from_step];
+  }
+}
+
+/// One row of scores: a query of one head.
+class Row {
+ public:
+  Row(const Call& call, int64_t b, int64_t h, int64_t i)
+      : c_(call),
+        in_(call.inputs),
+        b_(b),
+        h_(h),
+        i_(i),
+        keys_(in_.k.size(2)),
+        own_(keys_ - in_.q.size(2) + i),
+        group_(h / (in_.q.size(1) / in_.k.size(1))),
+        width_(in_.q.size(3)),
+        scale_(call.scale.value_or(1.0 / std::sqrt(static_cast<double>(width_)))),
+        scores_(keys_),
+        decays_(keys_ + 1),
+        gates_(keys_),
+        places_(keys_) {
+    for (int64_t t = own_; t >= 0 && in_.log_decay.defined(); --t) {
+      decays_[t] = decays_[t + 1] + (same_segment(t) ? *at(in_.log_decay, {b_, h_, t}) : 0.0);
+    }
+    if (in_.pos_emb.defined()) {
+      count_gates();
+    }
+    for (int64_t j = 0; j < keys_; ++j) {
+      scores_[j] = sees(j) ? score(j) : -kInfinity;
+    }
+    const double largest = *std::max_element(scores_.begin(), scores_.end());
+    double total = 0;
+    for (const double s : scores_) {
+      total += s == -kInfinity ? 0.0 : std::exp(s - largest);
+    }
+    lse_ = total == 0 ? -kInfinity : largest + std::log(total);
+  }
+
+  double lse() const { return lse_; }
+  const std::vector<double>& scores() const { return scores_; }
+
+  /// Softmax, without dropout.
+  double weight(int64_t j) const { return scores_[j] == -kInfinity ? 0.0 : std::exp(scores_[j] - lse_); }
+
+  /// out[d] = sum of weights times values (Shaw's eq. 3).
+  void sum_values(double* out) const {
+    for (int64_t j = 0; j < keys_; ++j) {
+      const double w = weight(j) * kept(j);
+      add(w, at(in_.v, {b_, group_, j, 0}), 1, in_.v.size(3), out);
+      if (in_.rel_v.defined()) {
+        add(w, at(in_.rel_v, {h_, entry(in_.rel_v, j), 0}), 1, in_.v.size(3), out);
+      }
+    }
+  }
+
+  /// Adds to `to` the gradients of sum(out * grad_out) + lse * grad_lse.
+  void add_gradients(const double* grad_out, double grad_lse, const Inputs& to) const {
+    std::vector<double> grad(keys_);
+    double mean = 0;
+    for (int64_t j = 0; j < keys_; ++j) {
+      const double w = weight(j);
+      if (w == 0) {
+        continue;
+      }
+      double of_weight = dot(grad_out, at(in_.v, {b_, group_, j, 0}), in_.v.size(3));
+      add(w * kept(j), grad_out, 1, in_.v.size(3), at(to.v, {b_, group_, j, 0}));
+      if (in_.rel_v.defined()) {
+        of_weight += dot(grad_out, at(in_.rel_v, {h_, entry(in_.rel_v, j), 0}), in_.v.size(3));
+        add(w * kept(j), grad_out, 1, in_.v.size(3), at(to.rel_v, {h_, entry(in_.rel_v, j), 0}));
+      }
+      grad[j] = of_weight * kept(j);
+      mean += w * grad[j];
+    }
+    for (int64_t j = 0; j < keys_; ++j) {
+      grad[j] = weight(j) * (grad[j] - mean + grad_lse);
+      if (sees(j)) {
+        add_score_gradients(j, grad[j], to);
+      }
+    }
+    double of_earlier_keys = 0;
+    for (int64_t t = 0; t <= own_ && in_.log_decay.defined(); ++t) {
+      *at(to.log_decay, {b_, h_, t}) += same_segment(t) ? of_earlier_keys : 0.0;
+      of_earlier_keys += grad[t];
+    }
+    if (in_.pos_emb.defined()) {
+      add_gate_gradients(grad, to);
+    }
+  }
+
+ private:
+  double kept(int64_t j) const { return c_.kept.defined() ? *at(c_.kept, {b_, h_, i_, j}) : 1.0; }
+  double q_position() const {
+    return c_.q_positions.defined() ? *at(c_.q_positions, {b_, i_}) : static_cast<double>(own_);
+  }
+  double k_position(int64_t j) const {
+    return c_.k_positions.defined() ? *at(c_.k_positions, {b_, j}) : static_cast<double>(j);
+  }
+  /// Query position minus key position.
+  double distance(int64_t j) const { return q_position() - k_position(j); }
+  bool same_segment(int64_t j) const {
+    return !c_.segment_ids.defined() || *at(c_.segment_ids, {b_, j}) == *at(c_.segment_ids, {b_, own_});
+  }
+
+  bool sees(int64_t j) const {
+    const double n = distance(j);
+    const bool causal = c_.is_causal || in_.pos_emb.defined();
+    return !(causal && n < 0) && !(c_.window && n >= static_cast<double>(*c_.window)) &&
+           !(c_.window && !causal && -n >= static_cast<double>(*c_.window)) &&
+           (!c_.key_mask.defined() || *at(c_.key_mask, {b_, j}) != 0) && same_segment(j);
+  }
+
+  bool is_far(int64_t j) const { return in_.q_far.defined() && distance(j) >= static_cast<double>(c_.threshold); }
+  const double* query(bool far = false) const { return at(far ? in_.q_far : in_.q, {b_, h_, i_, 0}); }
+  const double* key(int64_t j, bool far = false) const { return at(far ? in_.k_far : in_.k, {b_, group_, j, 0}); }
+
+  /// R + clip(key position - query position, -R, R), for a table of 2R + 1 entries along `dim` from the end.
+  int64_t clipped(int64_t entries, int64_t j) const {
+    const auto radius = static_cast<double>((entries - 1) / 2);
+    return static_cast<int64_t>(radius + std::clamp(-distance(j), -radius, radius));
+  }
+  int64_t entry(const Tensor& rows, int64_t j) const { return clipped(rows.size(-2), j); }
+
+  double score(int64_t j) const {
+    double s = scale_ * dot(query(is_far(j)), key(j, is_far(j)), width_);
+    if (in_.slopes.defined()) {
+      s -= *at(in_.slopes, {b_, h_}) * std::abs(distance(j));
+    }
+    if (in_.distance_bias.defined()) {
+      s += *at(in_.distance_bias, {h_, clipped(in_.distance_bias.size(-1), j)});
+    }
+    if (in_.bias.defined()) {
+      s += *at(in_.bias, {b_, h_, i_, j});
+    }
+    if (in_.log_decay.defined()) {
+      s += decays_[j + 1];
+    }
+    if (in_.rel_k.defined()) {
+      s += scale_ * dot(query(), at(in_.rel_k, {h_, entry(in_.rel_k, j), 0}), width_);
+    }
+    if (in_.pos_emb.defined()) {
+      const int64_t low = lower(j);
+      const double part = places_[j] - static_cast<double>(low);
+      s += (part == 1.0 ? 0.0 : (1.0 - part) * logit(low)) + (part == 0.0 ? 0.0 : part * logit(low + 1));
+    }
+    return s;
+  }
+
+  void add_score_gradients(int64_t j, double g, const Inputs& to) const {
+    const bool far = is_far(j);
+    add(g * scale_, key(j, far), 1, width_, at(far ? to.q_far : to.q, {b_, h_, i_, 0}));
+    add(g * scale_, query(far), 1, width_, at(far ? to.k_far : to.k, {b_, group_, j, 0}));
+    if (in_.slopes.defined()) {
+      *at(to.slopes, {b_, h_}) -= g * std::abs(distance(j));
+    }
+    if (in_.distance_bias.defined()) {
+      *at(to.distance_bias, {h_, clipped(in_.distance_bias.size(-1), j)}) += g;
+    }
+    if (in_.bias.defined()) {
+      *at(to.bias, {b_, h_, i_, j}) += g;
+    }
+    if (in_.rel_k.defined()) {
+      const int64_t e = entry(in_.rel_k, j);
+      add(g * scale_, at(in_.rel_k, {h_, e, 0}), 1, width_, at(to.q, {b_, h_, i_, 0}));
+      add(g * scale_, query(), 1, width_, at(to.rel_k, {h_, e, 0}));
+    }
+  }
+
+  // CoPE (arXiv 2405.18719, eq. 3 to 5).
+  int64_t last_place() const { return in_.pos_emb.size(2) - 1; }
+  double logit_scale() const { return c_.scale_position_logits ? scale_ : 1.0; }
+  const Tensor& gate_keys() const { return in_.gate_key.defined() ? in_.gate_key : in_.k; }
+
+  /// The entry at or below a place; the last interval where the place is the last entry.
+  int64_t lower(int64_t j) const {
+    return std::max<int64_t>(std::min(static_cast<int64_t>(places_[j]), last_place() - 1), 0);
+  }
+  double logit(int64_t p) const {
+    return logit_scale() * dot(query(), at(in_.pos_emb, {h_, 0, p}), width_, in_.pos_emb.size(2));
+  }
+
+  void count_gates() {
+    double sum = 0;
+    for (int64_t j = keys_ - 1; j >= 0; --j) {
+      if (sees(j)) {
+        const double x = scale_ * dot(query(), at(gate_keys(), {b_, group_, j, 0}), width_) +
+                         (in_.gate_bias.defined() ? *at(in_.gate_bias, {h_}) : 0.0);
+        gates_[j] = 1.0 / (1.0 + std::exp(-x));
+        sum += gates_[j];
+      }
+      places_[j] = std::min(sum, static_cast<double>(last_place()));
+    }
+  }
+
+  void add_gate_gradients(const std::vector<double>& grad, const Inputs& to) const {
+    const int64_t row = in_.pos_emb.size(2);
+    double of_later_gates = 0;  // sum over keys up to this one of what moves with their places
+    for (int64_t j = 0; j < keys_; ++j) {
+      if (!sees(j)) {
+        continue;
+      }
+      const int64_t low = lower(j);
+      const double part = places_[j] - static_cast<double>(low);
+      const auto add_entry = [&](int64_t p, double g) {
+        if (g != 0) {
+          add(g * logit_scale(), at(in_.pos_emb, {h_, 0, p}), row, width_, at(to.q, {b_, h_, i_, 0}));
+          add(g * logit_scale(), query(), 1, width_, at(to.pos_emb, {h_, 0, p}), row);
+        }
+      };
+      add_entry(low, grad[j] * (1.0 - part));
+      add_entry(low + 1, grad[j] * part);
+      if (places_[j] < static_cast<double>(last_place())) {
+        of_later_gates += grad[j] * (logit(low + 1) - logit(low));
+      }
+      const double of_gate_logit = of_later_gates * gates_[j] * (1.0 - gates_[j]);
+      add(of_gate_logit * scale_, at(gate_keys(), {b_, group_, j, 0}), 1, width_, at(to.q, {b_, h_, i_, 0}));
+      add(of_gate_logit * scale_, query(), 1, width_,
+          at(in_.gate_key.defined() ? to.gate_key : to.k, {b_, group_, j, 0}));
+      if (in_.gate_bias.defined()) {
+        *at(to.gate_bias, {h_}) += of_gate_logit;
+      }
+    }
+  }
+
+  const Call& c_;
+  const Inputs& in_;
+  int64_t b_, h_, i_, keys_, own_, group_, width_;
+  double scale_, lse_ = 0;
+  /// decays_[t]: the sum of log_decay over the tokens t .. own_ of the query's segment.
+  std::vector<double> scores_, decays_, gates_, places_;
+};
+
+/// The call with everything in float64.
+inline Call widened(Call call) {
+  for (const auto& [name, tensor] : kMembers) {
+    call.inputs.*tensor = wide(call.inputs.*tensor);
+  }
+  for (Tensor* x : {&call.key_mask, &call.segment_ids, &call.q_positions, &call.k_positions, &call.kept}) {
+    *x = wide(*x);
+  }
+  return call;
+}
+
+template <typename Body>
+void for_each_row(const Call& call, const Body& body) {
+  const Tensor& q = call.inputs.q;
+  for (int64_t b = 0; b < q.size(0); ++b) {
+    for (int64_t h = 0; h < q.size(1); ++h) {
+      for (int64_t i = 0; i < q.size(2); ++i) {
+        body(b, h, i, Row(call, b, h, i));
+      }
+    }
+  }
+}
+
+inline Result attention(const Call& given) {
+  const Call call = widened(given);
+  const Tensor &q = call.inputs.q, &v = call.inputs.v;
+  Result r{at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, at::kDouble),
+           at::zeros({q.size(0), q.size(1), q.size(2)}, at::kDouble)};
+  for_each_row(call, [&](int64_t b, int64_t h, int64_t i, const Row& row) {
+    row.sum_values(at(r.out, {b, h, i, 0}));
+    *at(r.lse, {b, h, i}) = row.lse();
+  });
+  return r;
+}
+
+/// Final scores (B, H, Tq, Tk), hidden keys -infinity.
+inline Tensor logits(const Call& given) {
+  const Call call = widened(given);
+  Tensor all = at::zeros({call.inputs.q.size(0), call.inputs.q.size(1), call.inputs.q.size(2), call.inputs.k.size(2)},
+                         at::kDouble);
+  for_each_row(call, [&](int64_t b, int64_t h, int64_t i, const Row& row) {
+    std::copy(row.scores().begin(), row.scores().end(), at(all, {b, h, i, 0}));
+  });
+  return all;
+}
+
+/// The gradients of sum(out * grad_out) + sum(lse * grad_lse), without the lse of queries that see no key.
+inline Inputs gradients(const Call& given, const Tensor& grad_out, const Tensor& grad_lse) {
+  const Call call = widened(given);
+  const Tensor of_out = wide(grad_out), of_lse = wide(grad_lse);
+  Inputs grads;
+  for (const auto& [name, tensor] : kMembers) {
+    const Tensor& x = call.inputs.*tensor;
+    grads.*tensor = x.defined() ? at::zeros_like(x) : x;
+  }
+  for_each_row(call, [&](int64_t b, int64_t h, int64_t i, const Row& row) {
+    row.add_gradients(at(of_out, {b, h, i, 0}), *at(of_lse, {b, h, i}), grads);
+  });
+  return grads;
+}
+
+/// RoFormer (arXiv 2104.09864), eq. 34: x (B, H, T, D) rotated at positions (T) or (B, T); inv_freq (R/2). Columns from
+/// R on stay.
+inline Tensor rotate(const Tensor& x, const Tensor& positions, const Tensor& inv_freq, double scaling = 1.0,
+                     bool interleaved = false, bool inverse = false) {
+  const Tensor in = wide(x), out = in.clone(), p = wide(positions), f = wide(inv_freq);
+  const int64_t pairs = f.size(0);
+  for (int64_t b = 0; b < x.size(0); ++b) {
+    for (int64_t h = 0; h < x.size(1); ++h) {
+      for (int64_t t = 0; t < x.size(2); ++t) {
+        const double* from = at(in, {b, h, t, 0});
+        double* to = at(out, {b, h, t, 0});
+        for (int64_t k = 0; k < pairs; ++k) {
+          const int64_t i = interleaved ? 2 * k : k, j = interleaved ? 2 * k + 1 : k + pairs;
+          const double angle = *at(p, {b, t}) * *at(f, {k}) * (inverse ? -1 : 1);
+          const double c = scaling * std::cos(angle), s = scaling * std::sin(angle);
+          to[i] = from[i] * c - from[j] * s;
+          to[j] = from[j] * c + from[i] * s;
+        }
+      }
+    }
+  }
+  return out;
+}
+
+/// b^(-2k/d), k = 0 .. d/2 - 1.
+inline Tensor inv_freq(int64_t dim, double base = 10000.0) {
+  const Tensor f = at::zeros({dim / 2}, at::kDouble);
+  for (int64_t k = 0; k < dim / 2; ++k) {
+    *at(f, {k}) = std::pow(base, -2.0 * static_cast<double>(k) / static_cast<double>(dim));
+  }
+  return f;
+}
+
+/// The largest difference, relative to the largest number expected or to 1.
+inline double error(const Tensor& actual, const Tensor& expected) {
+  const Tensor a = wide(actual), e = wide(expected);
+  if (a.sizes() != e.sizes()) {
+    return kInfinity;
+  }
+  double largest = 1, difference = 0;
+  for (int64_t i = 0; i < e.numel(); ++i) {
+    const double x = a.const_data_ptr<double>()[i], y = e.const_data_ptr<double>()[i];
+    if (std::isfinite(x) && std::isfinite(y)) {
+      largest = std::max(largest, std::abs(y));
+      difference = std::max(difference, std::abs(x - y));
+    } else if (x != y) {
+      return kInfinity;
+    }
+  }
+  return difference / largest;
+}
+
+}  // namespace reference

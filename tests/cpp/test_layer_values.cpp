@@ -1,0 +1,443 @@
+/// Absolute encodings, score encodings with tables, the attention layer and its cache, against formulas written out in
+/// float64, at lengths beyond a tile of the kernels. Runs at each instruction-set level.
+
+#include "reference.h"
+
+#include <posenc/posenc.h>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace posenc::nn;
+using at::Tensor;
+using reference::at;
+using reference::Call;
+
+const auto kWide = at::TensorOptions(at::kDouble);
+
+AttendOptions causal() { return AttendOptions().is_causal(true); }
+
+/// Parameters away from where they start, in float64.
+template <typename Module>
+Module prepared(Module module) {
+  module->to(at::kDouble);
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : module->parameters()) {
+    parameter.add_(0.3 * at::randn_like(parameter));
+  }
+  return module;
+}
+
+void expect_near(const Tensor& actual, const Tensor& expected, double bound) {
+  EXPECT_LT(reference::error(actual, expected), bound);
+}
+
+constexpr int64_t kWidth = 8;
+
+// Absolute encodings.
+
+TEST(AbsoluteValues, SinusoidsOfEveryLayout) {
+  constexpr int64_t kTokens = 130;
+  for (const int64_t dim : {8, 9, 34}) {
+    for (const auto layout :
+         {SinusoidalLayout::kInterleaved, SinusoidalLayout::kConcatenated, SinusoidalLayout::kTensor2Tensor}) {
+      const bool t2t = layout == SinusoidalLayout::kTensor2Tensor;
+      const Tensor expected = at::zeros({2, kTokens, dim}, kWide);
+      const int64_t sines = t2t ? dim / 2 : (dim + 1) / 2;
+      for (int64_t b = 0; b < 2; ++b) {
+        for (int64_t t = 0; t < kTokens; ++t) {
+          const auto p = static_cast<double>(t + (b == 0 ? 3 : 400));
+          for (int64_t k = 0; k < sines; ++k) {
+            const double exponent = t2t ? static_cast<double>(k) / static_cast<double>(dim / 2 - 1)
+                                        : 2.0 * static_cast<double>(k) / static_cast<double>(dim);
+            const double angle = p * std::pow(700.0, -exponent);
+            const bool interleaved = layout == SinusoidalLayout::kInterleaved;
+            *at(expected, {b, t, interleaved ? 2 * k : k}) = std::sin(angle);
+            const int64_t cosine = interleaved ? 2 * k + 1 : sines + k;
+            if (cosine < dim) {
+              *at(expected, {b, t, cosine}) = std::cos(angle);
+            }
+          }
+        }
+      }
+      const Tensor zeros = at::zeros({2, kTokens, dim}, kWide);
+      Sinusoidal module(SinusoidalOptions(dim).base(700.0).layout(layout));
+      const auto call = AbsoluteForwardOptions().offsets(at::tensor({3, 400}, at::kLong));
+      expect_near(module->forward(zeros, call), expected, 1e-12);
+      expect_near(module->forward(zeros.to(at::kFloat), call), expected, 1e-6);
+      if (layout == SinusoidalLayout::kInterleaved) {
+        CAPE cape(CAPEOptions(dim).base(700.0));
+        cape->eval();
+        expect_near(cape->forward(zeros, call), expected, 1e-12);
+      }
+    }
+  }
+}
+
+/// The positions at which CAPE placed tokens, for positions of less than half a turn.
+Tensor cape_positions(const CAPEOptions& options, int64_t batch, int64_t tokens, double unit) {
+  CAPE module(CAPEOptions(options).base(1.0));  // every pair turns by 1 radian per token
+  const auto given = AbsoluteForwardOptions().positions(at::arange(tokens, kWide) * unit);
+  const Tensor y = module->forward(at::zeros({batch, tokens, options.dim()}, kWide), given);
+  return at::atan2(y.select(2, 0), y.select(2, 1));
+}
+
+TEST(AbsoluteValues, CapeDrawsWhatItsOptionsSay) {
+  at::manual_seed(8);
+  const auto still = [] { return CAPEOptions(2).max_global_shift(0.0).max_local_shift(0.0).max_global_scaling(1.0); };
+  const Tensor p = at::arange(5, kWide) * 0.25;
+
+  // A shift per token, within the bound on both sides.
+  const Tensor local = cape_positions(still().max_local_shift(0.5), 400, 5, 0.25) - p;
+  EXPECT_LE(local.abs().max().item<double>(), 0.5);
+  EXPECT_NEAR(local.mean().item<double>(), 0.0, 0.04);
+  EXPECT_NEAR(local.std().item<double>(), 0.5 / std::sqrt(3.0), 0.02);
+  EXPECT_GT((local.select(1, 0) - local.select(1, 1)).std().item<double>(), 0.3) << "each token has its own";
+
+  // A shift per sequence.
+  const Tensor global = cape_positions(still().max_global_shift(1.0), 400, 5, 0.25) - p;
+  EXPECT_LE(global.abs().max().item<double>(), 1.0);
+  EXPECT_NEAR(global.select(1, 0).std().item<double>(), 1.0 / std::sqrt(3.0), 0.05);
+  expect_near(global, global.narrow(1, 0, 1).expand({400, 5}), 1e-12);
+
+  // A factor per sequence, whose logarithm is uniform.
+  const Tensor ratio = (cape_positions(still().max_global_scaling(2.0), 400, 5, 0.25) / p).narrow(1, 1, 4);
+  expect_near(ratio, ratio.narrow(1, 0, 1).expand({400, 4}), 1e-12);
+  const Tensor logarithm = ratio.select(1, 0).log();
+  EXPECT_LE(logarithm.abs().max().item<double>(), std::log(2.0) + 1e-12);
+  EXPECT_NEAR(logarithm.mean().item<double>(), 0.0, 0.07);
+  EXPECT_NEAR(logarithm.std().item<double>(), std::log(2.0) / std::sqrt(3.0), 0.03);
+
+  // The factor multiplies the shifts too; the mean goes first.
+  const auto both = still().max_global_shift(0.4).max_global_scaling(1.5);
+  const Tensor moved = cape_positions(both, 400, 2, 0.0);
+  EXPECT_GT(moved.abs().max().item<double>(), 0.4);
+  EXPECT_LE(moved.abs().max().item<double>(), 0.4 * 1.5 + 1e-12);
+  expect_near(cape_positions(still().centre(true), 2, 5, 0.25), (p - 0.5).expand({2, 5}), 1e-12);
+}
+
+// Score encodings with tables: that the modules pass their options on.
+
+TEST(ScoreModules, ShawEqualsTheFormula) {
+  at::manual_seed(9);
+  for (const bool per_head : {false, true}) {
+    auto options = ShawRelativeOptions(kWidth, 20);
+    auto module = prepared(ShawRelative(per_head ? options.num_heads(4) : options.values(false)));
+    Call call;
+    call.inputs.q = at::randn({2, 4, 150, kWidth}, kWide);
+    call.inputs.k = at::randn({2, 2, 190, kWidth}, kWide);
+    call.inputs.v = at::randn({2, 2, 190, kWidth}, kWide);
+    call.inputs.rel_k = module->rel_k.detach();
+    call.inputs.rel_v = per_head ? module->rel_v.detach() : Tensor();
+    call.is_causal = true;
+    call.window = 130;
+    call.key_mask = at::rand({2, 190}) > 0.2;
+    call.scale = 0.2;
+    const auto options_of_call = causal().window(130).key_mask(call.key_mask).scale(0.2);
+    const auto& in = call.inputs;
+    const auto [out, lse] = module->attend_with_lse(in.q, in.k, in.v, options_of_call);
+    const auto expected = reference::attention(call);
+    expect_near(out, expected.out, 1e-12);
+    expect_near(lse, expected.lse, 1e-12);
+    expect_near(module->logits(in.q, in.k, options_of_call), reference::logits(call), 1e-12);
+  }
+}
+
+TEST(ScoreModules, CopeEqualsTheFormula) {
+  at::manual_seed(10);
+  for (const auto gate : {CoPEGate::kLogits, CoPEGate::kKey, CoPEGate::kValue}) {
+    for (const bool scaled : {false, true}) {
+      const auto options =
+          CoPEOptions(kWidth, 30).num_heads(4).gate(gate).gate_bias(-0.4).scale_position_logits(scaled);
+      auto module = prepared(CoPE(options));
+      Call call;
+      call.inputs.q = at::randn({2, 4, 120, kWidth}, kWide);
+      call.inputs.k = at::randn({2, 2, 190, kWidth}, kWide);
+      call.inputs.v = at::randn({2, 2, 190, kWidth}, kWide);
+      call.inputs.pos_emb = module->pos_emb.detach();
+      call.inputs.gate_bias = module->gate_bias.detach();
+      call.scale_position_logits = scaled;
+      call.key_mask = at::rand({2, 190}) > 0.2;
+      auto options_of_call = AttendOptions().key_mask(call.key_mask);
+      if (gate == CoPEGate::kKey) {
+        call.inputs.gate_key = at::randn({2, 2, 190, kWidth}, kWide);
+        options_of_call.gate_key(call.inputs.gate_key);
+      } else if (gate == CoPEGate::kValue) {
+        call.inputs.gate_key = call.inputs.v;
+      }
+      const auto [out, lse] = module->attend_with_lse(call.inputs.q, call.inputs.k, call.inputs.v, options_of_call);
+      const auto expected = reference::attention(call);
+      expect_near(out, expected.out, 1e-12);
+      expect_near(lse, expected.lse, 1e-12);
+    }
+  }
+}
+
+TEST(ScoreModules, ForgettingEqualsTheFormula) {
+  at::manual_seed(11);
+  constexpr int64_t kTokens = 210, kEmbed = 5;
+  for (const auto kind : {ForgettingKind::kFoX, ForgettingKind::kCABLE}) {
+    auto module = prepared(ForgettingBias(ForgettingBiasOptions(kEmbed, 4).kind(kind)));
+    const Tensor x = at::randn({2, kTokens, kEmbed}, kWide), weight = reference::wide(module->weight);
+    const Tensor decay = at::zeros({2, 4, kTokens}, kWide);
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t h = 0; h < 4; ++h) {
+        for (int64_t t = 0; t < kTokens; ++t) {
+          const double z = reference::dot(at(x, {b, t, 0}), at(weight, {h, 0}), kEmbed);
+          *at(decay, {b, h, t}) = kind == ForgettingKind::kFoX
+                                      ? -std::log1p(std::exp(-(z + *at(reference::wide(module->bias), {h}))))
+                                      : -std::log1p(std::exp(z));
+        }
+      }
+    }
+    const Tensor computed = module->forward(x);
+    expect_near(computed, decay, 1e-13);
+
+    Call call;
+    call.inputs.q = at::randn({2, 4, kTokens, kWidth}, kWide);
+    call.inputs.k = at::randn({2, 2, kTokens, kWidth}, kWide);
+    call.inputs.v = at::randn({2, 2, kTokens, kWidth}, kWide);
+    call.is_causal = true;
+    call.key_mask = at::rand({2, kTokens}) > 0.2;
+    call.segment_ids = at::arange(kTokens).ge(100).to(at::kLong).expand({2, kTokens});
+    call.inputs.log_decay = decay * call.key_mask.unsqueeze(1);  // hidden tokens add nothing
+    const auto options = AttendOptions().log_decay(computed).key_mask(call.key_mask).segment_ids(call.segment_ids);
+    const auto [out, lse] = module->attend_with_lse(call.inputs.q, call.inputs.k, call.inputs.v, options);
+    const auto expected = reference::attention(call);
+    expect_near(out, expected.out, 1e-11);
+    expect_near(lse, expected.lse, 1e-11);
+
+    // Through the layer's input to the parameters.
+    const Tensor grad = at::randn_like(out);
+    const auto of_inputs = reference::gradients(call, grad, at::zeros_like(lse));
+    const Tensor of_weight = at::zeros_like(weight);
+    for (int64_t b = 0; b < 2; ++b) {
+      for (int64_t h = 0; h < 4; ++h) {
+        for (int64_t t = 0; t < kTokens; ++t) {
+          const double kept = std::exp(*at(decay, {b, h, t}));  // sigmoid of what the logarithm was taken of
+          const double sign = kind == ForgettingKind::kFoX ? 1.0 : -1.0;
+          const double g = at::equal(call.key_mask[b][t], at::scalar_tensor(true, at::kBool)) ? 1.0 : 0.0;
+          reference::add(g * sign * (1 - kept) * *at(of_inputs.log_decay, {b, h, t}), at(x, {b, t, 0}), 1, kEmbed,
+                         at(of_weight, {h, 0}));
+        }
+      }
+    }
+    expect_near(torch::autograd::grad({out}, {module->weight}, {grad})[0], of_weight, 1e-10);
+  }
+}
+
+// The attention layer.
+
+constexpr int64_t kEmbed = 24, kLayerHeads = 4, kKeyHeads = 2, kHeadDim = 6, kTokens = 150;
+
+AttentionOptions layer_options() { return AttentionOptions(kEmbed, kLayerHeads).num_kv_heads(kKeyHeads).bias(true); }
+
+Attention make_layer(const AttentionOptions& options) {
+  at::manual_seed(12);
+  return prepared(Attention(options));
+}
+
+/// (B, T, N * D) -> (B, N, T, D), of a projection.
+Tensor project(torch::nn::Linear& linear, const Tensor& x, int64_t heads) {
+  const Tensor y = x.matmul(linear->weight.detach().t()) + linear->bias.detach();
+  return y.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2).contiguous();
+}
+
+Call projected(Attention& layer, const Tensor& x) {
+  Call call;
+  call.inputs.q = project(layer->q_proj, x, kLayerHeads);
+  call.inputs.k = project(layer->k_proj, x, kKeyHeads);
+  call.inputs.v = project(layer->v_proj, x, kKeyHeads);
+  call.is_causal = true;
+  return call;
+}
+
+Tensor output(Attention& layer, const Call& call) {
+  const Tensor out = reference::attention(call).out.transpose(1, 2).flatten(2);
+  return out.matmul(layer->o_proj->weight.detach().t()) + layer->o_proj->bias.detach();
+}
+
+Tensor layer_input() {
+  at::manual_seed(13);
+  return at::randn({2, kTokens, kEmbed}, kWide);
+}
+
+TEST(AttentionLayer, EveryOptionActs) {
+  const Tensor x = layer_input();
+  const auto check = [&](const AttentionOptions& options, const AttentionForwardOptions& call, const auto& change) {
+    auto layer = make_layer(options);
+    Call expected = projected(layer, x);
+    change(layer, expected);
+    expect_near(layer->forward(x, call), output(layer, expected), 1e-11);
+  };
+  const auto nothing = [](Attention&, Call&) {};
+  check(layer_options(), {}, nothing);
+  check(layer_options().is_causal(false), {}, [](Attention&, Call& c) { c.is_causal = false; });
+  check(layer_options().window(40), {}, [](Attention&, Call& c) { c.window = 40; });
+  check(layer_options().window(40).is_causal(false).with(ALiBi(kLayerHeads)), {}, [](Attention&, Call& c) {
+    c.window = 40;
+    c.is_causal = false;
+    c.inputs.slopes = posenc::alibi_slopes(kLayerHeads, at::kDouble);
+  });
+  const Tensor mask = at::rand({2, kTokens}) > 0.2, segments = at::arange(kTokens).ge(70).to(at::kLong).expand({2, -1});
+  for (const bool with_score : {false, true}) {
+    auto options = layer_options();
+    if (with_score) {
+      options.with(ALiBi(kLayerHeads));
+    }
+    check(options, AttentionForwardOptions().key_mask(mask).segment_ids(segments), [&](Attention&, Call& c) {
+      c.key_mask = mask;
+      c.segment_ids = segments;
+      c.inputs.slopes = with_score ? posenc::alibi_slopes(kLayerHeads, at::kDouble) : Tensor();
+    });
+    const Tensor positions = at::arange(kTokens) * 2 + at::arange(kTokens).ge(80).to(at::kLong) * 9;
+    check(options, AttentionForwardOptions().positions(positions), [&](Attention&, Call& c) {
+      c.q_positions = c.k_positions = positions;
+      c.inputs.slopes = with_score ? posenc::alibi_slopes(kLayerHeads, at::kDouble) : Tensor();
+    });
+  }
+  // A head width of its own, and no output bias.
+  const auto narrow = AttentionOptions(kEmbed, kLayerHeads).head_dim(10).bias(true).output_bias(false);
+  auto layer = make_layer(narrow);
+  EXPECT_EQ(layer->q_proj->weight.size(0), 40);
+  EXPECT_FALSE(layer->o_proj->bias.defined());
+}
+
+TEST(AttentionLayer, EncodingsOfAllFamiliesTakePart) {
+  const Tensor x = layer_input(), positions = at::arange(kTokens) + at::arange(kTokens).ge(60).to(at::kLong) * 5;
+  auto layer = make_layer(layer_options().with(Sinusoidal(kEmbed), Rotary(kHeadDim), ShawRelative(kHeadDim, 12)));
+  const auto* shaw = layer->encodings[2]->as<ShawRelativeImpl>();
+  const Tensor embedded = Sinusoidal(kEmbed)->forward(x, AbsoluteForwardOptions().positions(positions));
+  Call call = projected(layer, embedded);
+  call.inputs.q = reference::rotate(call.inputs.q, positions, reference::inv_freq(kHeadDim));
+  call.inputs.k = reference::rotate(call.inputs.k, positions, reference::inv_freq(kHeadDim));
+  call.inputs.rel_k = shaw->rel_k.detach();
+  call.inputs.rel_v = shaw->rel_v.detach();
+  call.q_positions = call.k_positions = positions;
+  expect_near(layer->forward(x, AttentionForwardOptions().positions(positions)), output(layer, call), 1e-11);
+
+  // Gate keys are projected and rotated, decays made of the embedded input.
+  auto gated = make_layer(
+      layer_options().with(Sinusoidal(kEmbed), Rotary(kHeadDim), CoPE(CoPEOptions(kHeadDim, 20).gate(CoPEGate::kKey))));
+  const Tensor counted = Sinusoidal(kEmbed)->forward(x), theta = reference::inv_freq(kHeadDim);
+  Call cope = projected(gated, counted);
+  cope.inputs.gate_key = reference::rotate(project(gated->gate_proj, counted, kKeyHeads), at::arange(kTokens), theta);
+  cope.inputs.q = reference::rotate(cope.inputs.q, at::arange(kTokens), theta);
+  cope.inputs.k = reference::rotate(cope.inputs.k, at::arange(kTokens), theta);
+  cope.inputs.pos_emb = gated->encodings[2]->as<CoPEImpl>()->pos_emb.detach();
+  expect_near(gated->forward(x), output(gated, cope), 1e-11);
+
+  auto forgetting = make_layer(layer_options().with(Sinusoidal(kEmbed), ForgettingBias(kEmbed, kLayerHeads)));
+  Call decaying = projected(forgetting, counted);
+  decaying.inputs.log_decay = forgetting->encodings[1]->as<ForgettingBiasImpl>()->forward(counted).detach();
+  expect_near(forgetting->forward(x), output(forgetting, decaying), 1e-11);
+}
+
+TEST(AttentionLayer, DropoutIsForTrainingAlone) {
+  const Tensor x = layer_input();
+  for (const bool of_output : {false, true}) {
+    for (const bool with_score : {false, true}) {
+      auto options = of_output ? layer_options().output_dropout(0.5) : layer_options().dropout(0.5);
+      if (with_score) {
+        options.with(ALiBi(kLayerHeads));
+      }
+      auto layer = make_layer(options);
+      at::manual_seed(1);
+      const Tensor first = layer->forward(x), second = layer->forward(x);
+      EXPECT_FALSE(at::equal(first, second));
+      at::manual_seed(1);
+      EXPECT_TRUE(at::equal(layer->forward(x), first));
+      EXPECT_NEAR((first == 0).to(at::kDouble).mean().item<double>(), of_output ? 0.5 : 0.0, 0.03);
+      layer->eval();
+      EXPECT_TRUE(at::equal(layer->forward(x), layer->forward(x)));
+    }
+  }
+}
+
+/// A layer's tokens in pieces, through a cache, and all at once.
+class CachedLayer : public testing::TestWithParam<std::pair<std::string, std::function<AttentionOptions()>>> {};
+
+TEST_P(CachedLayer, PiecesEqualOnePass) {
+  auto layer = make_layer(GetParam().second());
+  layer->eval();
+  const at::NoGradGuard no_grad;
+  const Tensor x = layer_input();
+  Tensor mask = at::rand({2, kTokens}) > 0.2;
+  mask.select(1, 0).fill_(true);
+  const auto whole = AttentionForwardOptions().key_mask(mask);
+  const Tensor expected = layer->forward(x, whole);
+  KVCache cache(KVCacheOptions(2, kKeyHeads, kTokens, kHeadDim).dtype(at::kDouble));
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Tensor> parts;
+    for (const auto& [begin, end] :
+         {std::pair(0, 110), std::pair(110, 111), std::pair(111, 135), std::pair(135, 150)}) {
+      parts.push_back(layer->forward(x.slice(1, begin, end),
+                                     AttentionForwardOptions().cache(&cache).key_mask(mask.slice(1, 0, end))));
+      EXPECT_EQ(cache.length(), end);
+    }
+    expect_near(at::cat(parts, 1), expected, 1e-11);
+    // Cropped, it goes on as if later tokens had never come.
+    cache.crop(120);
+    const auto rest = AttentionForwardOptions().cache(&cache).key_mask(mask);
+    expect_near(layer->forward(x.slice(1, 120, kTokens), rest), expected.slice(1, 120, kTokens), 1e-11);
+    cache.reset();
+    EXPECT_EQ(cache.length(), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , CachedLayer,
+    testing::Values(
+        std::pair("Plain", [] { return layer_options(); }),
+        std::pair("Window", [] { return layer_options().window(50).with(Rotary(kHeadDim)); }),
+        std::pair("Absolute",
+                  [] { return layer_options().with(Sinusoidal(kEmbed), LearnedAbsolute(kTokens, kEmbed)); }),
+        std::pair("XPos", [] { return layer_options().with(XPos(kHeadDim)); }),
+        std::pair("ALiBi", [] { return layer_options().with(ALiBi(kLayerHeads)); }),
+        std::pair("T5", [] { return layer_options().with(T5RelativeBias(kLayerHeads)); }),
+        std::pair("Fire", [] { return layer_options().with(FIRE(FIREOptions(kLayerHeads).threshold(60.0))); }),
+        std::pair("Shaw", [] { return layer_options().with(Rotary(kHeadDim), ShawRelative(kHeadDim, 9)); }),
+        std::pair("ReRoPE", [] { return layer_options().with(ReRoPE(ReRoPEOptions(kHeadDim, 30).leak(4.0))); }),
+        std::pair("SelfExtend",
+                  [] { return layer_options().with(SelfExtend(SelfExtendOptions(kHeadDim).group(4).window(30))); }),
+        std::pair("CoPE", [] { return layer_options().with(CoPE(kHeadDim, 20)); }),
+        std::pair("CoPEOfGateKeys",
+                  [] {
+                    const auto cope = CoPEOptions(kHeadDim, 20).gate(CoPEGate::kKey);
+                    return layer_options().with(Rotary(kHeadDim), CoPE(cope));
+                  }),
+        std::pair("Forgetting",
+                  [] { return layer_options().with(Rotary(kHeadDim), ForgettingBias(kEmbed, kLayerHeads)); })),
+    [](const auto& info) { return info.param.first; });
+
+TEST(CachedPositions, AreStoredWithTheTokens) {
+  const at::NoGradGuard no_grad;
+  const Tensor x = layer_input(), positions = at::arange(kTokens) * 3 + at::tensor({5, 70}, at::kLong).view({2, 1});
+  for (const bool with_score : {false, true}) {
+    auto options = layer_options().with(Rotary(kHeadDim));
+    if (with_score) {
+      options.with(ALiBi(kLayerHeads));
+    }
+    auto layer = make_layer(options);
+    const Tensor expected = layer->forward(x, AttentionForwardOptions().positions(positions));
+    KVCache cache(KVCacheOptions(2, kKeyHeads, kTokens, kHeadDim).dtype(at::kDouble));
+    std::vector<Tensor> parts;
+    for (const auto& [begin, end] : {std::pair(0, 100), std::pair(100, 101), std::pair(101, 150)}) {
+      parts.push_back(layer->forward(
+          x.slice(1, begin, end), AttentionForwardOptions().cache(&cache).positions(positions.slice(1, begin, end))));
+    }
+    expect_near(at::cat(parts, 1), expected, 1e-11);
+    EXPECT_TRUE(at::equal(cache.positions().value(), positions));
+  }
+}
+
+}  // namespace
