@@ -1,5 +1,6 @@
 #include <posenc/nn/alibi.h>
 
+#include "common/checks.h"
 #include "common/plain_tensors.h"
 #include "nn/additive_call.h"
 #include "nn/describe.h"
@@ -12,6 +13,7 @@ ALiBiImpl::ALiBiImpl(ALiBiOptions options) : options(std::move(options)) { reset
 
 void ALiBiImpl::reset() {
   check_options("ALiBi", options);
+  check_entries("ALiBi", "num_heads", options.num_heads());
   const auto numbers = options.slopes().value_or(bias_ops::alibi_slope_list(options.num_heads()));
   TORCH_CHECK_VALUE(static_cast<int64_t>(numbers.size()) == options.num_heads(),
                     "ALiBi: expected one slope for each of the ", options.num_heads(), " heads, but got ",

@@ -1,5 +1,6 @@
 #include <posenc/nn/cape.h>
 
+#include "common/checks.h"
 #include "nn/absolute_call.h"
 #include "nn/describe.h"
 
@@ -16,6 +17,7 @@ CAPEImpl::CAPEImpl(CAPEOptions options) : options(std::move(options)) { reset();
 
 void CAPEImpl::reset() {
   check_options("CAPE", options);
+  check_entries("CAPE", "dim", options.dim());
   inv_freq_ = sinusoid_frequencies(options.dim(), options.base(), SinusoidalLayout::kInterleaved);
 }
 

@@ -1,22 +1,14 @@
 #include "nn/describe.h"
 
-#include "common/checks.h"
-
 #include <c10/util/Exception.h>
 
 #include <cmath>
-#include <string_view>
 
 namespace posenc::nn {
 
 void check_option(const char* module, const char* name, int64_t value, OptionRule rule) {
   TORCH_CHECK_VALUE(rule.kind != OptionRule::kAtLeast || value >= rule.bound, module, ": expected ", name,
                     " to be at least ", rule.bound, ", but got ", value);
-  for (const std::string_view limited : {"num_heads", "head_dim", "rotary_dim", "dim"}) {
-    if (limited == name) {
-      check_entries(module, name, value);
-    }
-  }
 }
 
 void check_option(const char* module, const char* name, double value, OptionRule rule) {

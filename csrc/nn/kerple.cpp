@@ -1,5 +1,6 @@
 #include <posenc/nn/kerple.h>
 
+#include "common/checks.h"
 #include "nn/additive_call.h"
 #include "nn/describe.h"
 
@@ -7,7 +8,10 @@
 
 namespace posenc::nn {
 
-void check(const KerpleOptions& o) { check_options("Kerple", o); }
+void check(const KerpleOptions& o) {
+  check_options("Kerple", o);
+  check_entries("Kerple", "num_heads", o.num_heads());
+}
 
 KerpleImpl::KerpleImpl(KerpleOptions options) : options(std::move(options)) { reset(); }
 

@@ -41,6 +41,7 @@ at::Tensor at_least_float(const at::Tensor& parameter) {
 }
 
 void check_rotary_width(const char* module, int64_t head_dim, const char* name, int64_t width) {
+  check_entries(module, "head_dim", head_dim);
   TORCH_CHECK_VALUE(width >= 0 && width % 2 == 0, module, ": expected ", name, " to be even, but got ", width);
   TORCH_CHECK_VALUE(width <= head_dim, module, ": expected ", name, " to be at most head_dim ", head_dim, ", but got ",
                     width);

@@ -1,5 +1,6 @@
 #include <posenc/nn/sandwich.h>
 
+#include "common/checks.h"
 #include "common/plain_tensors.h"
 #include "nn/additive_call.h"
 #include "nn/describe.h"
@@ -12,6 +13,7 @@ SandwichImpl::SandwichImpl(SandwichOptions options) : options(std::move(options)
 
 void SandwichImpl::reset() {
   check_options("Sandwich", options);
+  check_entries("Sandwich", "num_heads", options.num_heads());
   const int64_t dim = options.dim();
   TORCH_CHECK_VALUE(dim >= 2 && dim % 2 == 0, "Sandwich: expected dim to be even and at least 2, but got ", dim);
   check_entries("Sandwich", "dim", dim);

@@ -22,6 +22,7 @@ SinusoidalImpl::SinusoidalImpl(SinusoidalOptions options) : options(std::move(op
 
 void SinusoidalImpl::reset() {
   check_options("Sinusoidal", options);
+  check_entries("Sinusoidal", "dim", options.dim());
   TORCH_CHECK_VALUE(options.layout() != SinusoidalLayout::kTensor2Tensor || options.dim() >= 2,
                     "Sinusoidal: expected dim to be at least 2 in the layout of tensor2tensor, but got ",
                     options.dim());

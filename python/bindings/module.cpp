@@ -1,10 +1,10 @@
 #include "bindings.h"
 
-#include <posenc/nn/alibi.h>
+#include <posenc/scaling.h>
 #include <posenc/version.h>
 
 PYBIND11_MODULE(_C, m) {
-  if (pybind11::detail::get_type_info(typeid(posenc::nn::ALiBiImpl), /*throw_if_missing=*/false) != nullptr) {
+  if (pybind11::detail::get_type_info(typeid(posenc::scaling::Linear), /*throw_if_missing=*/false) != nullptr) {
     throw pybind11::import_error(
         "posenc: this process has imported another copy of posenc already, which goes on to work: import one copy only");
   }

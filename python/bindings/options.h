@@ -105,6 +105,10 @@ class __attribute__((visibility("hidden"))) ArgumentReader {
   void convert(const char* name, const py::object& value, Modules& option) const;
   template <typename T>
   void convert(const char* name, const py::object& value, T& option) const {
+    // A bool is an int to Python, and a mistake in the place of a number.
+    if (!std::is_same_v<T, bool> && !std::is_same_v<T, std::optional<bool>> && PyBool_Check(value.ptr())) {
+      raise(name, value, expected<T>());
+    }
     try {
       option = value.cast<T>();
     } catch (const py::cast_error&) {

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C, hf
-from posenc.nn.base import Encoding, assign, check_dense, on_device_of
+from posenc.nn.base import Encoding, assign, beside, check_dense, on_device_of
 from posenc.nn.options import plain_numbers
 from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling

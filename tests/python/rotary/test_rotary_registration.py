@@ -22,7 +22,7 @@ SCHEMAS = {
     "rotary_qk_": f"(Tensor(a!) q, Tensor(b!) k, Tensor? positions, Tensor inv_freq, *, {RULE}, int[]? axes=None,"
     f" bool exact=True, {COUNT}) -> ()",
     "rotary_tables": f"(Tensor? positions, Tensor inv_freq, *, SymInt? length=None, {COUNT},"
-    " float attention_scaling=1., int[]? axes=None, bool exact=True, ScalarType dtype=float) -> (Tensor, Tensor)",
+    " float attention_scaling=1., int[]? axes=None, bool exact=True, ScalarType? dtype=None) -> (Tensor, Tensor)",
     "apply_rotary": "(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False) -> Tensor",
     "apply_rotary_qk": "(Tensor q, Tensor k, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False)"
     " -> (Tensor, Tensor)",
