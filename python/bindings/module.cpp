@@ -2,6 +2,8 @@
 
 #include <posenc/version.h>
 
+#include <pybind11/stl.h>
+
 PYBIND11_MODULE(_C, m) {
   m.def("version", &posenc::version);
   m.def("torch_version", &posenc::torch_version);
