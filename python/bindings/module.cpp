@@ -3,6 +3,8 @@
 #include <posenc/scaling.h>
 #include <posenc/version.h>
 
+#include <pybind11/stl.h>
+
 PYBIND11_MODULE(_C, m) {
   if (pybind11::detail::get_type_info(typeid(posenc::scaling::Linear), /*throw_if_missing=*/false) != nullptr) {
     throw pybind11::import_error(
