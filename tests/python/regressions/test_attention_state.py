@@ -113,3 +113,22 @@ def test_options_of_a_term_without_the_term_are_refused():
         op(x, x, x, rel_v=torch.zeros(3, 4))
     with pytest.raises(ValueError, match="use either"):
         op(x, x, x, is_causal=True, q_far=x, k_far=x, pos_emb=torch.zeros(1, 4, 3))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("queries", [1, 5, 100])
+def test_a_slope_of_zero_leaves_the_other_heads_of_its_group_alone(queries):
+    q, k, v = torch.randn(1, 4, queries, 8), torch.randn(1, 2, 100, 8), torch.randn(1, 2, 100, 8)
+    slopes = torch.tensor([0.0, 0.5, 0.0, 1.0])
+    out = ops.attention(q, k, v, is_causal=True, alibi_slopes=slopes)
+    one_by_one = [
+        ops.attention(
+            q[:, h : h + 1],
+            k[:, h // 2 : h // 2 + 1],
+            v[:, h // 2 : h // 2 + 1],
+            is_causal=True,
+            alibi_slopes=slopes[h : h + 1],
+        )
+        for h in range(4)
+    ]
+    assert_near(out, torch.cat(one_by_one, 1))
