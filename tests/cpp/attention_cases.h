@@ -58,7 +58,10 @@ std::ostream& operator<<(std::ostream& stream, const Term& t) { return stream <<
 
 // The terms. Tables are wider than the distances of a tile and narrower.
 
-void add_slopes(const Setting& s, Call& c) { c.inputs.slopes = at::rand({s.heads}, kWide).mul(0.1); }
+/// That of the first head is 0, as of a head that distance does not concern.
+void add_slopes(const Setting& s, Call& c) {
+  c.inputs.slopes = at::rand({s.heads}, kWide).mul(0.1) * at::arange(s.heads).sign();
+}
 
 void add_slopes_of_rows(const Setting& s, Call& c) { c.inputs.slopes = at::rand({s.batch, s.heads}, kWide).mul(0.1); }
 

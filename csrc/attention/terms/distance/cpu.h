@@ -20,6 +20,7 @@ class DistanceCpu : public CpuTerm<T> {
   DistanceHead<T> head(int64_t batch, int64_t head) const {
     DistanceHead<T> h{};
     if (slopes_.defined()) {
+      h.has_slope = true;
       h.slope = slopes_.const_data_ptr<double>()[batch * slopes_.size(1) + head];
     }
     if (table_.defined()) {
