@@ -132,3 +132,17 @@ def test_a_slope_of_zero_leaves_the_other_heads_of_its_group_alone(queries):
         for h in range(4)
     ]
     assert_near(out, torch.cat(one_by_one, 1))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("length", [5, 100])
+def test_a_slope_of_zero_has_a_gradient(length):
+    q, k, v = torch.randn(3, 1, 2, length, 8)
+
+    def gradient(first):
+        slopes = torch.tensor([first, 0.5], requires_grad=True)
+        out = ops.attention(q, k, v, is_causal=True, alibi_slopes=slopes)
+        return torch.autograd.grad(out.square().sum(), slopes)[0]
+
+    assert gradient(0.0)[0] != 0
+    assert_near(gradient(0.0), gradient(1e-12), scale=100)

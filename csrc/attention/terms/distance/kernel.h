@@ -82,14 +82,9 @@ class DistanceDecode : public DecodeTerm<T> {
   static int64_t size(const Heads<T>& /*heads*/, const DecodeContext<T>& /*context*/) { return 0; }
 
   DistanceDecode(const Heads<T>* heads, const DecodeRows<T>& /*rows*/, const DecodeContext<T>& context, T* /*at*/)
-      : heads_(heads), queries_(context.queries) {
-    for (int64_t h = 0; h < context.heads; ++h) {
-      used_ = used_ || std::get<DistanceHead<T>>(heads[h]).used();
-    }
-  }
+      : heads_(heads), queries_(context.queries) {}
 
-  /// Some heads may have a slope of 0.
-  bool used() const { return used_; }
+  bool used() const { return std::get<DistanceHead<T>>(*heads_).used(); }
 
   void add(DecodeRow<T>& row) {
     const auto& head = std::get<DistanceHead<T>>(heads_[row.row / queries_]);
@@ -109,7 +104,6 @@ class DistanceDecode : public DecodeTerm<T> {
  private:
   const Heads<T>* heads_;
   int64_t queries_;
-  bool used_ = false;
 };
 
 }  // namespace
