@@ -25,7 +25,7 @@ using torch::autograd::variable_list;
 using torch::dynamo::autograd::CompiledNodeArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
 
-/// torch counts the references to a node in the node itself, in older versions beside it.
+/// torch counts the references to a node in the node itself, in older versions in a shared_ptr.
 template <typename SomeNode, typename... Args>
 auto make_node(const Args&... args) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, SomeNode>) {

@@ -72,7 +72,7 @@ void for_each_tensor(SomeCall& c, const Body& body) {
 #undef POSENC_TENSOR
 }
 
-/// Calls body(option) for all that a call has beside tensors.
+/// Calls body(option) for all options of a call that are no tensors.
 template <typename SomeCall, typename Body>
 void for_each_option(SomeCall& c, const Body& body) {
 #define POSENC_OPTION(type, name, value) body(c.name);
@@ -105,7 +105,7 @@ struct Residuals {
   }
 };
 
-/// What the backward of a call gets beside the call.
+/// What the backward pass gets in addition to the call.
 struct BackwardArgs {
   Tensor grad_out;
   OptionalTensor grad_lse;

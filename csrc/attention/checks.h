@@ -33,7 +33,7 @@ bool equal(const c10::SymInt& a, const c10::SymInt& b);
 /// The device, layout and dtype of a table or bias.
 void check_table(const Call& c, Input input);
 
-/// The device and layout of an argument beside query.
+/// The device and layout of an argument, which are those of query.
 void check_beside_query(const Call& c, const char* name, const Tensor& x);
 
 /// Raises unless a call goes by index and is causal, and its queries are the last tokens, as `term` counts tokens.

@@ -22,7 +22,7 @@ struct FireTerms {
   at::Tensor rate, norm, knots, offset, slope;
 };
 
-/// attention_with_lse() and attention_logits() with FIRE's bias beside that of the options.
+/// attention_with_lse() and attention_logits() with FIRE's bias in addition to the terms of the options.
 std::tuple<at::Tensor, at::Tensor> fire_attention(const at::Tensor& query, const at::Tensor& key,
                                                   const at::Tensor& value, const FireTerms& fire,
                                                   const AttentionFuncOptions& options);

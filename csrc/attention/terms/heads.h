@@ -23,7 +23,7 @@ template <typename T>
 using HeadGradients = std::tuple<PiecewiseGradient<T>, DistanceGradient<T>, DecayGradient<T>, RelativeGradient<T>,
                                  FireGradient<T>, BiasGradient<T>, CopeGradient<T>>;
 
-/// Rows of queries and keys beside query and key that terms read in decoding.
+/// Rows of queries and keys, other than query and key, that terms read in decoding.
 template <typename T>
 using DecodeRows = std::tuple<PiecewiseRows<T>, CopeRows<T>>;
 

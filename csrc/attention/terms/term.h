@@ -1,6 +1,6 @@
 #pragma once
 
-/// What every device shares of a term: something that scores are made of beside scale * query . key.
+/// What every device shares of a term. A term is something that scores are made of in addition to scale * query . key.
 ///
 /// A term is a folder, terms/NAME, and a row of terms/list.h:
 ///
@@ -19,7 +19,7 @@ struct Term {
   /// Whether the term is a function of the distance, which takes integer positions.
   static constexpr bool kNeedsDistance = false;
 
-  // A term has, beside what it overrides:
+  // A term has, in addition to what it overrides:
   //   static bool used(const Call& c);
   //   static void check(const Call& c);      raises unless its inputs fit
 

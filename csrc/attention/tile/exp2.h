@@ -17,7 +17,7 @@ using cpu::Vi;
 /// exponent; 2^r for the rest, |r| <= 1/2, is a polynomial of degree 6 with a constant of exactly 1 (else each
 /// rescaling of a long row would drift): 8.2e-8 of relative error and 1e-9 in the mean, so that sums of thousands of
 /// gates do not drift either. Below 2^-100 the result is 0 (smaller weights would make denormal products, twenty times
-/// slower, and count for nothing beside the largest, which is 1); NaN stays NaN.
+/// slower, and count for nothing next to the largest weight, 1); NaN stays NaN.
 inline Vf exp2(const Vf& exponent, const Vf& low = Vf(0.0f)) {
   const Vf lowest(-100.0f), magic(12582912.0f);  // 1.5 * 2^23: the sum's last bits are the rounded integer
   const Vf x = at::vec::clamp_min(exponent, lowest);

@@ -30,14 +30,14 @@ constexpr int64_t whole_steps(int64_t width) {
 template <typename T>
 constexpr int kDecodeRows = std::min(4, static_cast<int>(Vec<T>::size()));
 
-/// Bytes ahead of a row at which memory is asked for, to come into the second-level cache: the first waits for fewer
-/// lines at a time than memory can deliver.
+/// Memory is asked for this many bytes before it is read, to come into the second-level cache: the first waits for
+/// fewer lines at a time than memory can deliver.
 constexpr int64_t kPrefetchBytes = 16384;
 
 /// Values that are summed before the sums of a row are loaded and stored.
 constexpr int64_t kChunkKeys = 32;
 
-/// Rows of a block of keys as a tensor has them, columns adjacent. Nothing behind their width is read.
+/// Rows of a block of keys as a tensor has them, columns adjacent. Nothing after their width is read.
 template <typename Element>
 struct BlockRows {
   const Element* data;
@@ -46,7 +46,7 @@ struct BlockRows {
   int64_t ahead;
 };
 
-/// For blocks that are walked rightwards.
+/// For blocks that are walked from the first key to the last.
 template <typename Element>
 int64_t elements_ahead(int64_t row, int64_t width) {
   const int64_t bytes = width * static_cast<int64_t>(sizeof(Element));
@@ -78,7 +78,7 @@ Pair<T> load_step(const Element* p) {
   }
 }
 
-/// The first n elements of a step, finite numbers behind.
+/// The first n elements of a step, then finite numbers.
 template <typename T, typename Element>
 Pair<T> load_step(const Element* p, int64_t n) {
   if constexpr (std::is_same_v<T, Element>) {
@@ -113,7 +113,7 @@ constexpr int64_t place_of(int64_t d) {
   }
 }
 
-/// Copies a row of `width` elements into whole steps as load_step() would, zeros behind.
+/// Copies a row of `width` elements into whole steps as load_step() would, then zeros.
 template <typename T, typename Element>
 void arrange(const T* row, int64_t width, T* to) {
   std::fill(to, to + whole_steps<T>(width), T(0));

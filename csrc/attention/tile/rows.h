@@ -55,7 +55,7 @@ inline Vec<T> load_vector(const Element* p) {
   }
 }
 
-/// Rows as T, row after row of `padded` elements, zeros behind `width`.
+/// Rows as T, row after row of `padded_width` elements, with zeros from `width` on.
 template <typename T>
 void pack_rows(const ConstRows& from, int64_t rows, int64_t width, int64_t padded_width, T* to) {
   with_type(from.data, from.type, [&](const auto* data) {

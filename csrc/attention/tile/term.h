@@ -66,7 +66,7 @@ struct TileTerm {
   void begin(const TileRows<T>& /*rows*/) {}
   /// To be called first for each tile that is visible.
   void begin_tile(const Tile& /*t*/) {}
-  /// Whether the term changes the scores of the tile, beside their product.
+  /// Whether the term changes the scores of the tile after their product.
   bool changes_scores() const { return false; }
   /// Writes the scores in place of the product query . key. False where the term leaves that alone.
   bool make_product(const Tile& /*t*/, const Operands<T>& /*operands*/, T* /*scores*/, T* /*largest*/) { return false; }
@@ -78,9 +78,9 @@ struct TileTerm {
 
   // Forward.
 
-  /// Takes from the running maximum of each query what the scores of its further tiles will lack.
+  /// Subtracts from the running maximum of each query what its scores will leave out in the tiles that follow.
   void defer(const Tile& /*t*/, T* /*largest*/) {}
-  /// What the running maximum of a query lacks at the end, in base 2.
+  /// What is to be added to the running maximum of a query at the end, in base 2.
   T deferred(int64_t /*q*/) const { return T(0); }
   /// Takes the weights of a tile, after dropout; those of the tiles before have been multiplied by `factor` since.
   void accumulate_weights(const Tile& /*t*/, const T* /*weights*/, const T* /*factor*/) {}
@@ -88,7 +88,8 @@ struct TileTerm {
 
   // Backward.
 
-  /// Whether the scores of some tiles may lack something, and what those of a query lack in a tile, in base 2.
+  /// Whether the scores of some tiles may leave something out, and what those of a query leave out in a tile, in
+  /// base 2.
   bool may_defer() const { return false; }
   T deferred(const Tile& /*t*/, int64_t /*q*/) const { return T(0); }
   /// Adds to the gradients of a tile of weights.
@@ -159,7 +160,8 @@ struct DecodeTerm {
   /// Looks at the products of a block before anything is added to them.
   template <typename Product>
   void begin_block(const Tile& /*block*/, const Product& /*product*/, const T* /*scores*/) {}
-  /// Takes from the running maximum of each row what the scores of its further blocks will lack.
+  /// What to subtract from the running maximum of a row, as its scores leave it out in the blocks that follow; and what
+  /// they have left out at the end.
   T newly_deferred(int64_t /*row*/) { return T(0); }
   T deferred(int64_t /*row*/) const { return T(0); }
   /// Adds to a row of scores. A term that hides keys clears their entries of row.visible and sets row.partial.

@@ -9,8 +9,8 @@
 
 namespace posenc::absolute_ops {
 
-/// A call of `module` on x; `constant` is what it reads beside x. Learned tables have no rows between positions, so not
-/// every module takes floating ones.
+/// A call of `module` on x; `constant` is what it reads in addition to x. Learned tables have no rows between
+/// positions, so not every module takes floating ones.
 inline void check_call(const char* module, const Tensor& x, const c10::SymInt& dim, const Place& place,
                        const Tensor& constant, bool floating_positions) {
   check_dense(module, "x", x);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The ops behind the absolute encodings, as calls through the dispatcher. The modules of posenc::nn are their public
-/// form; the ops exist so that a compiled graph can hold them and C++ and Python share one formula.
+/// The ops that the absolute encodings call, as calls through the dispatcher. The modules of posenc::nn are their
+/// public form; the ops exist so that a compiled graph can hold them and C++ and Python share one formula.
 
 #include <ATen/core/Tensor.h>
 

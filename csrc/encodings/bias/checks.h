@@ -30,7 +30,7 @@ inline void check_per_head(const char* module, const char* name, const Tensor& p
                     parameter.sym_sizes());
 }
 
-/// FIRE's parameters, and positions, which its bias reads beside the attention op.
+/// FIRE's parameters, and the positions that its terms are made from.
 inline void check_fire(const FireParameters& p, double eps, const Span& span) {
   const char* module = "FIRE";
   TORCH_CHECK_VALUE(eps > 0 && std::isfinite(eps), module, ": expected eps to be positive and finite, but got ", eps);

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The ops behind the additive score encodings, as calls through the dispatcher. The modules of posenc::nn are their
+/// The ops that the additive score encodings call, as calls through the dispatcher. The modules of posenc::nn are their
 /// public form; the ops exist so that a compiled graph can hold them and C++ and Python share one formula.
 
 #include "attention/ops.h"

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The ops behind ForgettingBias, as calls through the dispatcher. The attention itself is posenc::attention(), with
-/// log_decay.
+/// The ops that ForgettingBias calls, as calls through the dispatcher. The attention itself is posenc::attention(),
+/// with log_decay.
 
 #include <ATen/core/Tensor.h>
 

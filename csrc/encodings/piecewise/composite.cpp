@@ -44,7 +44,7 @@ Tensor log_scaled(const Tensor& query, const Tensor& key, const OptionalTensor& 
     return query;
   }
   const auto wide = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  // Positions before the first token, ahead of all keys, have no logarithm and are not scaled.
+  // Positions before the first token have no logarithm and are not scaled.
   const Tensor count = query_positions(query, key, positions).to(fractional(query).dtype()).clamp_min(0).add(1);
   const Tensor factor = count.log().div(std::log(static_cast<double>(*log_scale_length))).clamp_min(1);
   return query.to(wide) * factor.to(wide).unsqueeze(-2).unsqueeze(-1);  // (T) -> (1, T, 1), (B, T) -> (B, 1, T, 1)

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What attention takes beside query, key and value. Each argument is one row here; the options of the C++ functions
-/// (posenc/ops_attention.h), the schemas of the ops and everything between them follow from the rows.
+/// What attention takes in addition to query, key and value. Each argument is one row here; the options of the C++
+/// functions (posenc/ops_attention.h), the schemas of the ops and everything between them follow from the rows.
 ///
 /// Shapes: B batch, H query heads, G key and value heads, Tq queries, Tk keys, D head width, Dv value width.
 ///

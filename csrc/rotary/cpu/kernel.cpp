@@ -153,7 +153,7 @@ void rotate_row_strided(const Rows& r, const T* x, T* y, const Accumulate<T>* co
   }
 }
 
-/// Asks for the rows that are read and written at the same place of the next head, or, behind the last one, of the next
+/// Asks for the rows that are read and written at the same place of the next head, or, after the last one, of the next
 /// block of tokens: a head's block is short, and where it ends the processor's own prefetching begins anew.
 template <typename T>
 inline __attribute__((always_inline)) void prefetch_next(const Rows& r, int64_t head, int64_t token) {

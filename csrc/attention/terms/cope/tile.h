@@ -42,7 +42,7 @@ class CopeTile : public TileTerm<T> {
     pack_transposed(rows.query_rows, t, width_, static_cast<T>(head_.scale * kLog2E), query_);
     T* last = logits_ + last_ * kTileQueries;
     product(last_, 1, t, last);
-    std::copy(last, last + kTileQueries, last + kTileQueries);  // beside a row without a band
+    std::copy(last, last + kTileQueries, last + kTileQueries);  // read where a query has no band
     ready_ = 0;
     if (context_.backward) {
       load(t, rows.begin, context_.visible->keys);
@@ -81,7 +81,7 @@ class CopeTile : public TileTerm<T> {
     }
   }
 
-  /// A query that has saturated lacks the logit of the last entry in all further tiles. This depends on that query
+  /// Once a query has saturated, its scores leave out the logit of the last entry. This depends on that query
   /// only, so that no bit of a row depends on its neighbours.
   void defer(const Tile& t, T* largest) {
     for (int64_t q = 0; q < t.queries; ++q) {
@@ -363,7 +363,8 @@ class CopeTile : public TileTerm<T> {
     cell.fraction = cell.fraction - to_fractions(gate);
     Integers moved = cell.fraction < Integers(0);
     if (cpu::any_lane(at::vec::cast<T>(moved))) {
-      moved = moved & (cell.place >= Integers(kTileQueries));  // with a state of other gates, never beside the table
+      // Never outside the table, even with counts of other gates.
+      moved = moved & (cell.place >= Integers(kTileQueries));
       cell.place = cell.place - (moved & Integers(kTileQueries));
       cell.fraction = cell.fraction + (moved & Integers(kWhole<T>));
     }

@@ -30,7 +30,7 @@ class SegmentOrder {
   Tensor enter(const Tensor& x) const { return sorted_ ? at_places(x, *sorted_) : x; }
   Tensor leave(const Tensor& x) const { return back_ ? at_places(x, *back_) : x; }
 
-  /// For each token the sum of x, which has entered, over it and those behind it in its segment. What is not finite
+  /// For each token t the sum of x, which has entered, over tokens >= t of its segment. What is not finite
   /// stays in its segment.
   Tensor sums_from(const Tensor& x) const {
     const auto from = [](const Tensor& y) { return y.flip(2).cumsum(2).flip(2); };

@@ -115,8 +115,8 @@ class SkewedRows {
   }
 
  private:
-  /// Where distances are clipped an entry has further places beside its own, row entry + query of a lane: rows before
-  /// it for the first entry, rows behind it for the last. Calls whole = body(whole, part, lanes) for vectors of an
+  /// Where distances are clipped, an entry has more places than its own, row entry + query of a lane: the rows before
+  /// that for the first entry, the rows after it for the last. Calls whole = body(whole, part, lanes) for vectors of an
   /// entry and of one such row, of which `lanes` belong to the entry.
   template <typename Body>
   void for_each_clipped(const Tile& t, const Body& body) {
