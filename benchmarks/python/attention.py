@@ -16,10 +16,12 @@ from case import MODES, Case, Comparison, Contender
 ALIBI = "attention ALiBi"
 TABLE = "attention table"
 BIAS = "attention bias"
+FIRE = "attention FIRE"
 SDPA_ALIBI = "SDPA, ALiBi as mask"
 SDPA_TABLE = "SDPA, table as mask"
 SDPA_BIAS = "SDPA, bias as mask"
 SDPA_MATH = "SDPA, math path"
+SDPA_FIRE = "SDPA, FIRE's MLP, math path"
 FLEX = "flex_attention compiled"
 READ = "read of k and v"
 
@@ -35,7 +37,7 @@ BFLOAT16_TARGETS = {"forward": 0.8, "forward+backward": 0.25}
 DECODE_TARGETS = {torch.float32: 0.33, torch.bfloat16: 0.15}
 # At least 80 % of the rate at which the same bytes can be read.
 READ_TARGET = 1 / 0.8
-ALIBI_TARGET, TABLE_TARGET = 1.10, 1.15
+ALIBI_TARGET, TABLE_TARGET, FIRE_TARGET = 1.10, 1.15, 1.25
 MASK_TARGET, MATH_TARGET = 0.67, 0.33
 
 _case = functools.partial(attention_case, "attention")
@@ -54,6 +56,9 @@ def cases() -> Iterator[Case]:
         for make in (_alibi, _table, _bias):
             yield make(Size(2048, 64), mode, torch.float32)
     yield _trained_table(Size(2048, 64))
+    for mode in MODES:
+        for length in (1024, 2048):
+            yield _fire(Size(length, 64), mode)
     for dtype in DTYPES:
         yield _decode(Size(4096, 128, heads=32, key_heads=8, queries=1), dtype)
     yield from _smoke_cases()
@@ -67,6 +72,8 @@ def _smoke_cases() -> Iterator[Case]:
         for make in (_alibi, _table, _bias):
             yield make(size, mode, torch.float32)
     yield _trained_table(size)
+    for mode in MODES:
+        yield _fire(size, mode)
     for dtype in DTYPES:
         yield _decode(Size(40, 16, heads=4, key_heads=2, queries=1, smoke=True), dtype)
 
@@ -171,6 +178,34 @@ def _trained_table(size: Size) -> Case:
         {TABLE: biased(bias)},
         more_inputs=[inputs],
     )
+
+
+def _fire(size: Size, mode: str) -> Case:
+    """With a module's initial parameters, and with gradients to all of them."""
+    torch.manual_seed(2)
+    module = posenc.nn.FIRE(size.heads)
+    parameters = [x.detach() for x in (module.c, module.threshold, *module.mlp.parameters())]
+
+    def fused(q: Tensor, k: Tensor, v: Tensor, *p: Tensor) -> tuple[Tensor]:
+        terms = torch.ops.posenc._fire_terms(*p, module.eps, q, k)
+        names = ("fire_rate", "fire_norm", "fire_knots", "fire_offset", "fire_slope")
+        return (torch.ops.posenc.attention(q, k, v, is_causal=True, **dict(zip(names, terms)))[0],)
+
+    def bias(block: Block, *p: Tensor) -> Tensor:
+        queries = torch.arange(block.queries.start, block.queries.stop)
+        return peers.fire_bias(block.distances(), queries, module.eps, *p)
+
+    def contenders() -> Mapping[str, Contender]:
+        tolerance = 1000 * TOLERANCE[torch.float32]  # gradients of the parameters are sums over all pairs
+        return {
+            OP: plain(torch.float32),
+            FIRE: Contender(fused, tolerance, FIRE),
+            SDPA_FIRE: Contender(peers.sdpa_fire(size.keys, module.eps), tolerance, FIRE, temporaries=True),
+        }
+
+    comparisons = [Comparison(FIRE, OP, FIRE_TARGET), Comparison(FIRE, SDPA_FIRE)]
+    inputs = [functools.partial(torch.clone, x) for x in parameters]
+    return _case("FIRE", size, mode, torch.float32, contenders, comparisons, {FIRE: biased(bias)}, more_inputs=inputs)
 
 
 def _bias(size: Size, mode: str, dtype: torch.dtype) -> Case:

@@ -39,6 +39,26 @@ def sdpa_trained_table(tokens: int, radius: int) -> Attend:
     return attend
 
 
+def fire_bias(offsets: Tensor, queries: Tensor, eps: float, c: Tensor, threshold: Tensor, *layers: Tensor) -> Tensor:
+    """FIRE (arXiv 2310.04418) for offsets (Tq, Tk) of keys and positions (Tq) of queries: (H, Tq, Tk)."""
+    weight_in, bias_in, weight_out, bias_out = layers
+    norm = torch.log1p((c * torch.maximum(threshold.abs(), queries.to(c.dtype))).abs()) + eps
+    x = torch.log1p((c * offsets).abs()) / norm[:, None]
+    hidden = torch.relu(torch.nn.functional.linear(x[..., None], weight_in, bias_in))
+    return torch.nn.functional.linear(hidden, weight_out, bias_out).movedim(-1, 0)
+
+
+def sdpa_fire(tokens: int, eps: float) -> Attend:
+    """Runs FIRE's MLP on all pairs and attends with its bias: a mask with a gradient takes the math path."""
+    mask, offsets, queries = causal_mask(tokens), distances(tokens, tokens).contiguous(), torch.arange(tokens)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *p: Tensor) -> tuple[Tensor]:
+        bias = fire_bias(offsets, queries, eps, *p)
+        return (scaled_dot_product_attention(q, k, v, attn_mask=(bias + mask)[None]),)
+
+    return attend
+
+
 def flex_works() -> bool:
     """It compiles for processors with AVX2 only."""
     return torch.backends.cpu.get_cpu_capability().startswith("AVX")
