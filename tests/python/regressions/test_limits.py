@@ -11,7 +11,10 @@ LAST = 2**63 - 1
 # A call, and what its message says. Each overflows or asks for more than a list of 2**24 entries.
 LARGE = {
     "grid": (lambda: posenc.positions.multimodal_positions([("image", (2**32, 2**32, 1))]), r"the tokens t \* h \* w"),
-    "grid_to_zero": (lambda: posenc.positions.multimodal_positions([("video", (2**16, 2**24, 2**24))]), r"the tokens t \* h \* w"),
+    "grid_to_zero": (
+        lambda: posenc.positions.multimodal_positions([("video", (2**16, 2**24, 2**24))]),
+        r"the tokens t \* h \* w",
+    ),
     "text": (lambda: posenc.positions.multimodal_positions([("text", LAST)]), "the length of text"),
     "spans": (lambda: posenc.positions.multimodal_positions([("text", 2**31)] * 3), "the tokens of all spans"),
     "slopes": (lambda: posenc.ops.alibi_slopes(2**62), "num_heads"),
