@@ -34,6 +34,11 @@ RULES: list[Rule] = [
         re.compile(r"\bTORCH_LIBRARY(_IMPL|_FRAGMENT)?\("),
     ),
     (
+        "a line of C++ has at most 120 characters",  # of Python ruff says it
+        lambda path: path.endswith((".cpp", ".h")),
+        re.compile(r".{121}"),
+    ),
+    (
         "no folder of one machine",
         lambda path: True,
         re.compile(r"(?<![\w.:)}-])/(work|root|home|tmp|Users)/"),

@@ -25,9 +25,9 @@ POSENC_LIBRARY_FRAGMENT(m) {
         tags);
   m.def("rotary_qk_(Tensor(a!) q, Tensor(b!) k, Tensor? positions, Tensor inv_freq, " ANGLE_OPTIONS ") -> ()", tags);
   m.def(
-      "rotary_tables(Tensor? positions, Tensor inv_freq, *, SymInt? length=None, SymInt offset=0, Tensor? offsets=None, "
-      "float attention_scaling=1.0, int[]? axes=None, bool exact=True, ScalarType? dtype=None, Tensor? decay=None, "
-      "float centre=0.0) -> (Tensor, Tensor)",
+      "rotary_tables(Tensor? positions, Tensor inv_freq, *, SymInt? length=None, SymInt offset=0, "
+      "Tensor? offsets=None, float attention_scaling=1.0, int[]? axes=None, bool exact=True, "
+      "ScalarType? dtype=None, Tensor? decay=None, float centre=0.0) -> (Tensor, Tensor)",
       tags);
   m.def("apply_rotary(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=False, bool inverse=False) -> Tensor",
         tags);

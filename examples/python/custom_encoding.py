@@ -1,7 +1,7 @@
 """A positional encoding of your own in `posenc.nn.Attention`, trained for a few steps.
 
-The encoding is a Toeplitz bias: one learned number for each head and each distance. Which token came a few places before
-is a question that attention without positions cannot answer; with this encoding the layer learns to.
+The encoding is a Toeplitz bias: one learned number for each head and each distance. Which token came a few places
+before is a question that attention without positions cannot answer; with this encoding the layer learns to.
 
     python examples/python/custom_encoding.py
 """

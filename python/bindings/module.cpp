@@ -8,7 +8,8 @@
 PYBIND11_MODULE(_C, m) {
   if (pybind11::detail::get_type_info(typeid(posenc::scaling::Linear), /*throw_if_missing=*/false) != nullptr) {
     throw pybind11::import_error(
-        "posenc: this process has imported another copy of posenc already, which goes on to work: import one copy only");
+        "posenc: this process has imported another copy of posenc already, which goes on to work: "
+        "import one copy only");
   }
   using posenc::python::define;
   define(m, "version", &posenc::version);

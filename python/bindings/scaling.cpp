@@ -245,7 +245,8 @@ What multiplies the softmax scale in DeepSeek-V2 and V3.
 
     With lambda = 2 pi / theta_k: unchanged where lambda < L0 / high_freq_factor, theta_k / factor where
     lambda > L0 / low_freq_factor, between them (1 - t) theta_k / factor + t theta_k with
-    t = (L0 / lambda - low_freq_factor) / (high_freq_factor - low_freq_factor). Where the two are equal (Llama 4), t = 0.
+    t = (L0 / lambda - low_freq_factor) / (high_freq_factor - low_freq_factor).
+    Where the two are equal (Llama 4), t = 0.
 
     Args:
         factor: How many times longer the context becomes, above 0.

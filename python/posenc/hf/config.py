@@ -10,8 +10,8 @@ __all__ = ["Getter", "default_of", "getter", "lacks", "text_config"]
 Getter = Callable[..., Any]
 
 _TEXT_KEYS = ("thinker_config", "vlm_config", "text_config")
-# Model types whose classes fill in nothing but the base: heads are hidden_size / num_attention_heads wide and rotate whole,
-# and nothing is scaled unless the file says so.
+# Model types whose classes fill in nothing but the base: heads are hidden_size / num_attention_heads wide and rotate
+# whole, and nothing is scaled unless the file says so.
 _PLAIN_TYPES = frozenset(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "olmo2"))
 
 

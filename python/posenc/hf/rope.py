@@ -10,8 +10,8 @@ RopeConfig = _C.scaling.RopeConfig
 
 __all__ = ["RopeConfig", "multimodal_rotary_arguments", "read_rope", "rotary_arguments"]
 
-# A mapping with one of these is a model's configuration; without, it is a rope dict. In this order, as configurations whose
-# layers differ in heads raise where that is read of all of them at once.
+# A mapping with one of these is a model's configuration; without, it is a rope dict. In this order, as configurations
+# whose layers differ in heads raise where that is read of all of them at once.
 _CONFIG_KEYS = (
     "model_type",
     "rope_parameters",
@@ -162,8 +162,8 @@ def _require(config: Any, key: str, *values: Any) -> None:
     """Raises where none of ``values`` is there and transformers, which would fill ``key`` in, is not installed."""
     if all(value is None for value in values) and lacks(config, key):
         raise ValueError(
-            f"from_hf: the configuration (model_type {config['model_type']!r}) lacks the key {key!r}: add it, or install "
-            "transformers, whose class for this model type fills it in"
+            f"from_hf: the configuration (model_type {config['model_type']!r}) lacks the key {key!r}: add it, "
+            "or install transformers, whose class for this model type fills it in"
         )
 
 
@@ -279,7 +279,8 @@ def _head_dim(config: Any, get: Getter, layer_type: str | None) -> int:
     if not hidden or not heads:
         missing = [name for name, value in (("hidden_size", hidden), ("num_attention_heads", heads)) if not value]
         raise ValueError(
-            f"from_hf: the configuration does not say how wide a head is, without {' and '.join(missing)}: give head_dim"
+            f"from_hf: the configuration does not say how wide a head is, without {' and '.join(missing)}: "
+            "give head_dim"
         )
     _require(config, "head_dim")
     return hidden // heads

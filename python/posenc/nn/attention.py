@@ -261,8 +261,8 @@ class Attention(Encoding):
             self._check_positions(positions, x, rotary)
         if cache is not None and any(encoding.depends_on_call_length for encoding in rotary):
             raise ValueError(
-                "Attention: a rotary scaling that depends on the length of each call turns cached keys and later queries "
-                "differently: give the rotary encoding seq_len, one length for all calls"
+                "Attention: a rotary scaling that depends on the length of each call turns cached keys and later "
+                "queries differently: give the rotary encoding seq_len, one length for all calls"
             )
 
     def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding]) -> None:
@@ -310,7 +310,8 @@ def _check_encodings(encodings: list[Encoding], is_causal: bool) -> ScoreEncodin
     [score] = scores
     if score.rotates and any(isinstance(encoding, RotaryEncoding) for encoding in encodings):
         raise ValueError(
-            f"Attention: expected no rotary encoding beside {type(score).__name__}, which rotates queries and keys itself"
+            f"Attention: expected no rotary encoding beside {type(score).__name__}, "
+            "which rotates queries and keys itself"
         )
     if score.always_causal and not is_causal:
         raise ValueError(

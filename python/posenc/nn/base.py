@@ -12,9 +12,9 @@ class Encoding(torch.nn.Module):
     """Base of all modules: initialises parameters, and makes options read-only.
 
     Parameters get their initial values at construction, and again when a module that was constructed on the meta device
-    gets storage (``to_empty()``). Plain torch modules leave parameters uninitialised there. Initialised are the parameters
-    that the module itself registered, and those of submodules that it made and marked with :func:`made`. Whatever replaces
-    a submodule is left alone.
+    gets storage (``to_empty()``). Plain torch modules leave parameters uninitialised there. Initialised are the
+    parameters that the module itself registered, and those of submodules that it made and marked with :func:`made`.
+    Whatever replaces a submodule is left alone.
     """
 
     _fixed: frozenset[str] = frozenset()
@@ -77,8 +77,8 @@ def _has_meta(module: torch.nn.Module) -> bool:
 
 
 def _is_to_empty(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether ``to_empty`` is at work, which gives new memory also to parameters that are on no meta device (and to those
-    of a module that several others share once for each of them). torch shows it by nothing but this name."""
+    """Whether ``to_empty`` is at work, which gives new memory also to parameters that are on no meta device (and to
+    those of a module that several others share once for each of them). torch shows it by nothing but this name."""
     return getattr(fn, "__qualname__", "").startswith("Module.to_empty.")
 
 

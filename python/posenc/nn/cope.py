@@ -18,8 +18,8 @@ class CoPE(ScoreEncoding):
 
     Always causal. With ``s = 1 / sqrt(D)``, ``gate(i, l) = sigmoid(s q_i . k_l)`` and the position of key j for query i
     is ``p(i, j) = min(sum over l = j .. i of gate(i, l), P - 1)``; its score is ``s q_i . k_j`` plus ``q_i . pos_emb``
-    interpolated at ``p(i, j)``. The clamp at P - 1 passes no gradient. Where a position is a whole number below P - 1, as
-    with gates of 1/2, its gradient is the slope of the interval above, ``q_i . (pos_emb[p + 1] - pos_emb[p])``.
+    interpolated at ``p(i, j)``. The clamp at P - 1 passes no gradient. Where a position is a whole number below P - 1,
+    as with gates of 1/2, its gradient is the slope of the interval above, ``q_i . (pos_emb[p + 1] - pos_emb[p])``.
 
     Keys hidden by causality, ``key_mask``, ``window`` or ``segment_ids`` are neither attended nor counted. Positions
     depend on the query, so a cache cannot hold them: it holds keys (and gate keys).

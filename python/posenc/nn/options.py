@@ -12,7 +12,8 @@ def plain_numbers(init: Callable[Concatenate[Any, P], None]) -> Callable[Concate
     """Makes the options of a constructor that are annotated ``int`` or ``float``, or either or None, plain numbers.
 
     Ints serve as floats; numpy scalars and tensors of one number become int or float, so that what is stored can be
-    compared, printed and put into graphs. A bool, or a float in the place of an int, is a TypeError that names the option.
+    compared, printed and put into graphs. A bool, or a float in the place of an int, is a TypeError
+    that names the option.
     """
     parameters = list(inspect.signature(init).parameters.items())[1:]
     names = [name for name, parameter in parameters]

@@ -1,4 +1,5 @@
-"""Arguments of the C++ modules in posenc.nn.cpp and of posenc.scaling, which follow from descriptions of their options."""
+"""Arguments of the C++ modules in posenc.nn.cpp and of posenc.scaling,
+which follow from descriptions of their options."""
 
 import inspect
 

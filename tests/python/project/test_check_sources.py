@@ -71,6 +71,7 @@ def test_a_list_of_kernel_sources_that_names_no_file_is_reported(tmp_path):
         ("docs/page.md", "see /" + "tmp/notes\n", "no folder of one machine"),
         ("python/posenc/ops.py", "# TO" + "DO\n", "unfinished work belongs in the issues"),
         ("csrc/rotary/kernel.cpp", "\n" * 451, "at most 450 lines"),
+        ("csrc/rotary/kernel.cpp", "// " + "x" * 118 + "\n", "at most 120 characters"),
     ],
 )
 def test_a_breach_of_another_rule_is_reported(tmp_path, file, text, rule):

@@ -1,4 +1,5 @@
-"""What attention's backward knows of its forward, on every path; and arguments that are missing or of another layout."""
+"""What attention's backward knows of its forward, on every path;
+and arguments that are missing or of another layout."""
 
 import pytest
 import torch

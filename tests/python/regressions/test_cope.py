@@ -14,8 +14,9 @@ def slope_above(position):
 
 
 def expected():
-    """The sum over keys j of the last query of d score(j) / d k_l, for D = 1, q = 1 and k = 0, by hand: gates are 1/2, each
-    key's own score has slope 1, and a gate reaches the positions of all keys up to its own with its slope of 1/4."""
+    """The sum over keys j of the last query of d score(j) / d k_l, for D = 1, q = 1 and k = 0, by hand: gates are 1/2,
+    each key's own score has slope 1, and a gate reaches the positions of all keys up to its own with its slope of
+    1/4."""
     positions = [(TOKENS - j) / 2 for j in range(TOKENS)]
     return [1.0 + sum(slope_above(p) / 4 for p in positions[: key + 1]) for key in range(TOKENS)]
 
