@@ -312,6 +312,13 @@ inline void expect_reference(const Call& call, const std::vector<at::ScalarType>
     const Bounds bound = bounds(type, call);
     EXPECT_LT(reference::error(out, expected.out), bound.out);
     EXPECT_LT(reference::error(lse, expected.lse), type == at::kDouble ? 1e-12 : 4e-6);
+    {  // where nothing is kept for a backward, as in generation
+      const at::NoGradGuard no_grad;
+      at::manual_seed(seed);
+      const auto [same_out, same_lse] = run(call, in, dropout_p);
+      EXPECT_LT(reference::error(same_out, expected.out), bound.out) << "without gradients";
+      EXPECT_LT(reference::error(same_lse, expected.lse), type == at::kDouble ? 1e-12 : 4e-6) << "without gradients";
+    }
     std::vector<Tensor> sources;
     for (const auto& [name, tensor] : reference::kMembers) {
       if ((in.*tensor).defined()) {
