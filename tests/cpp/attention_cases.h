@@ -185,6 +185,7 @@ Call make_call(const Setting& s, const Term& term) {
   if (s.segments) {  // each row cut at places of its own, within tiles
     const Tensor cuts = at::tensor({50, 121, 40, 100}, at::kLong).view({2, 2}).narrow(0, 0, s.batch);
     c.segment_ids = at::arange(s.keys).view({1, 1, -1}).ge(cuts.unsqueeze(-1)).sum(1);
+    c.segment_ids.select(0, s.batch - 1).add_(at::arange(s.keys).div(7, "floor").remainder(2).mul(5));  // interleaved
   }
   if (s.positions) {  // gaps, a different start for each row, and a few tokens that change places
     const Tensor start = at::arange(s.batch).mul(1000).unsqueeze(1);
