@@ -158,6 +158,13 @@ def test_every_kind_of_attention_case_runs_and_is_correct(attention):
             ("attention table", "attention"),
         },
         **{
+            f"FIRE 4/4 heads 40x16 {mode} float32": {
+                ("attention FIRE", "attention"),
+                ("attention FIRE", "SDPA, FIRE's MLP, math path"),
+            }
+            for mode in both
+        },
+        **{
             f"decode 4/2 heads 40x16 forward {dtype}": {("attention", "SDPA"), ("attention", "read of k and v")}
             for dtype in ("float32", "bfloat16")
         },
