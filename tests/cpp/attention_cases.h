@@ -3,7 +3,7 @@
 /// The cases of the attention tests: score terms, which keys queries see, the op that computes a call, and how far it
 /// may be from reference.h.
 
-#include "reference.h"
+#include "module_values.h"
 
 #include <posenc/ops.h>
 
@@ -24,8 +24,6 @@ namespace {
 using at::Tensor;
 using reference::Call;
 using reference::Inputs;
-
-const auto kWide = at::TensorOptions(at::kDouble);
 
 inline Tensor numbers(at::IntArrayRef sizes, double factor = 1.0) { return at::randn(sizes, kWide).mul(factor); }
 

@@ -1,10 +1,11 @@
+#include "support.h"
+
 #include <posenc/posenc.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
-#include <sstream>
 #include <string>
 
 namespace {
@@ -20,13 +21,6 @@ using posenc::nn::SinusoidalOptions;
 
 AbsoluteForwardOptions at_positions(const torch::Tensor& positions) {
   return AbsoluteForwardOptions().positions(positions);
-}
-
-template <typename Module>
-std::string printed(const Module& module) {
-  std::ostringstream stream;
-  stream << *module;
-  return stream.str();
 }
 
 /// What every module promises, of one whose calls draw nothing.

@@ -1,10 +1,10 @@
-#include <posenc/posenc.h>
+#include "module_values.h"
+#include "support.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
-#include <sstream>
 #include <string>
 
 namespace {
@@ -21,15 +21,6 @@ using posenc::nn::Sandwich;
 using posenc::nn::SandwichOptions;
 using posenc::nn::T5RelativeBias;
 using posenc::nn::T5RelativeBiasOptions;
-
-template <typename Module>
-std::string printed_additive(const Module& module) {
-  std::ostringstream stream;
-  stream << *module;
-  return stream.str();
-}
-
-AttendOptions causal() { return AttendOptions().is_causal(true); }
 
 /// What every additive module promises; `other` has the same options.
 template <typename Module>
@@ -108,15 +99,14 @@ TEST(AdditiveModules, Promises) {
 }
 
 TEST(AdditiveModules, PrettyPrintShowsEveryOption) {
-  EXPECT_EQ(printed_additive(ALiBi(4)), "posenc::nn::ALiBi(num_heads=4, learnable=false)");
-  EXPECT_EQ(printed_additive(ALiBi(ALiBiOptions(2).slopes(std::vector<double>{0.5, 0.25}).learnable(true))),
+  EXPECT_EQ(printed(ALiBi(4)), "posenc::nn::ALiBi(num_heads=4, learnable=false)");
+  EXPECT_EQ(printed(ALiBi(ALiBiOptions(2).slopes(std::vector<double>{0.5, 0.25}).learnable(true))),
             "posenc::nn::ALiBi(num_heads=2, slopes=[0.5, 0.25], learnable=true)");
-  EXPECT_EQ(printed_additive(T5RelativeBias(4)),
+  EXPECT_EQ(printed(T5RelativeBias(4)),
             "posenc::nn::T5RelativeBias(num_heads=4, num_buckets=32, max_distance=128, bidirectional=false, scale=1)");
-  EXPECT_EQ(printed_additive(Kerple(KerpleOptions(4).kind(KerpleKind::kPower))),
-            "posenc::nn::Kerple(num_heads=4, kind=power)");
-  EXPECT_EQ(printed_additive(Sandwich(4)), "posenc::nn::Sandwich(num_heads=4, dim=128)");
-  const auto fire = printed_additive(FIRE(FIREOptions(4).c(0.25)));  // its layers follow
+  EXPECT_EQ(printed(Kerple(KerpleOptions(4).kind(KerpleKind::kPower))), "posenc::nn::Kerple(num_heads=4, kind=power)");
+  EXPECT_EQ(printed(Sandwich(4)), "posenc::nn::Sandwich(num_heads=4, dim=128)");
+  const auto fire = printed(FIRE(FIREOptions(4).c(0.25)));  // its layers follow
   EXPECT_EQ(fire.substr(0, fire.find(")(")),
             "posenc::nn::FIRE(num_heads=4, hidden_dim=32, c=0.25, threshold=512, eps=1e-06");
 }

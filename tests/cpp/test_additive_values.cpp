@@ -1,9 +1,7 @@
 /// The biases of additive encodings against their formulas, written out in float64, at lengths beyond a tile of the
 /// kernels: bias, scores, attention and the gradients of parameters. Runs at each instruction-set level.
 
-#include "reference.h"
-
-#include <posenc/posenc.h>
+#include "module_values.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -25,23 +23,6 @@ using namespace posenc::nn;
 using at::Tensor;
 using reference::at;
 using reference::Call;
-
-const auto kWide = at::TensorOptions(at::kDouble);
-
-/// Parameters away from where they start, in float64.
-template <typename Module>
-Module prepared(Module module) {
-  module->to(at::kDouble);
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : module->parameters()) {
-    parameter.add_(0.3 * at::randn_like(parameter));
-  }
-  return module;
-}
-
-void expect_near(const Tensor& actual, const Tensor& expected, double bound) {
-  EXPECT_LT(reference::error(actual, expected), bound);
-}
 
 /// A formula for the bias of head h (from 0) at query position i and key position j, as a function of the parameters in
 /// the module's order, and for what a gradient g of that bias adds to theirs.

@@ -1,13 +1,14 @@
 /// ForgettingBias in C++: the module, its sums, what it and the others refuse. Values against references are compared
 /// in Python, through the bindings.
 
+#include "support.h"
+
 #include <posenc/posenc.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
-#include <sstream>
 
 using namespace posenc::nn;
 
@@ -34,20 +35,6 @@ ForgettingBias build(ForgettingKind kind) {
 
 AttendOptions with_decay(const torch::Tensor& log_decay) { return AttendOptions().log_decay(log_decay); }
 
-template <typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing thrown";
-}
-
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks\n" << part;
-}
-
 TEST(ForgettingBias, DecaysAddUpFromTheQueryBack) {
   for (const auto kind : {ForgettingKind::kFoX, ForgettingKind::kCABLE}) {
     auto module = build(kind);
@@ -56,7 +43,7 @@ TEST(ForgettingBias, DecaysAddUpFromTheQueryBack) {
     const auto decay = module->forward(x);
     const auto expected = kind == ForgettingKind::kFoX ? torch::log(torch::sigmoid(z)) : torch::log(torch::sigmoid(-z));
     EXPECT_TRUE(torch::allclose(decay, expected, 1e-12, 1e-12));
-    EXPECT_TRUE(torch::equal(module->log_decay(x), decay));
+    EXPECT_TRUE(torch::equal(module->token_state(x).at("log_decay"), decay));
 
     const auto sums = decay.cumsum(-1);
     const auto bias = (sums.unsqueeze(-1) - sums.unsqueeze(-2));
@@ -97,15 +84,14 @@ TEST(ForgettingBias, IsAModule) {
   other->reset_parameters();
   EXPECT_FALSE(torch::equal(other->weight.to(torch::kDouble), module->weight));
 
-  std::ostringstream printed;
-  printed << *module << *build(ForgettingKind::kCABLE);
-  EXPECT_EQ(printed.str(),
+  EXPECT_EQ(printed(module) + printed(build(ForgettingKind::kCABLE)),
             "posenc::nn::ForgettingBias(embed_dim=6, num_heads=4, kind=fox)"
             "posenc::nn::ForgettingBias(embed_dim=6, num_heads=4, kind=cable)");
-  EXPECT_TRUE(module->always_causal() && module->needs_log_decay());
+  EXPECT_TRUE(module->always_causal());
+  EXPECT_EQ(module->token_state_names(), std::vector<std::string>{"log_decay"});
   EXPECT_FALSE(module->takes_positions() || module->needs_gate_key() || module->rotates());
   EXPECT_EQ(module->embed_dim(), kEmbedDim);
-  EXPECT_FALSE(ALiBi(2)->needs_log_decay() || ALiBi(2)->log_decay(x).defined());
+  EXPECT_TRUE(ALiBi(2)->token_state(x).empty() && ALiBi(2)->token_state_names().empty());
 }
 
 TEST(ForgettingBias, WhatCannotBeHonouredIsRefused) {
@@ -113,24 +99,24 @@ TEST(ForgettingBias, WhatCannotBeHonouredIsRefused) {
   auto module = build(ForgettingKind::kFoX);
   const auto call = with_decay(module->forward(x));
   const auto refused = [&](AttendOptions wrong, const std::string& message) {
-    expect_contains(message_of([&] { module->attend(q, k, v, wrong); }), "ForgettingBias: " + message);
-    expect_contains(message_of([&] { module->logits(q, k, wrong); }), "ForgettingBias: " + message);
+    expect_error([&] { module->attend(q, k, v, wrong); }, "ForgettingBias: " + message);
+    expect_error([&] { module->logits(q, k, wrong); }, "ForgettingBias: " + message);
   };
   refused({}, "expected log_decay of shape (2, 4, 5), what forward() makes of the layer's input, but got None");
   refused(AttendOptions(call).is_causal(false), "expected is_causal not to be false");
   refused(AttendOptions(call).q_positions(torch::arange(5)), "expected no q_positions or k_positions");
   refused(AttendOptions(call).gate_key(k), "expected no gate_key");
-  expect_contains(message_of([&] { module->logits(q, k, AttendOptions(call).dropout_p(0.5)); }),
-                  "expected no dropout_p in logits");
-  expect_contains(message_of([] { ForgettingBias(0, 2); }), "ForgettingBias: expected embed_dim to be at least 1");
+  expect_error([&] { module->logits(q, k, AttendOptions(call).dropout_p(0.5)); }, "expected no dropout_p in logits");
+  expect_error([] { ForgettingBias(0, 2); }, "ForgettingBias: expected embed_dim to be at least 1");
 
-  // Decays have a use here alone.
-  const std::string message = ": expected no log_decay, which ";
-  expect_contains(message_of([&] { CoPE(kHeadDim, 4)->attend(q, k, v, call); }), message);
-  expect_contains(message_of([&] { ALiBi(kHeads)->attend(q, k, v, call); }), message);
-  expect_contains(message_of([&] { FIRE(kHeads)->attend(q, k, v, call); }), message);
-  expect_contains(message_of([&] { ShawRelative(kHeadDim, 2)->logits(q, k, call); }), message);
-  expect_contains(message_of([&] { ReRoPE(kHeadDim)->attend(q, k, v, call); }), message);
+  const auto refuses_decays = [](const std::string& name, const auto& act) {
+    expect_error(act, name + ": expected no log_decay, which " + name + " does not take");
+  };
+  refuses_decays("CoPE", [&] { CoPE(kHeadDim, 4)->attend(q, k, v, call); });
+  refuses_decays("ALiBi", [&] { ALiBi(kHeads)->attend(q, k, v, call); });
+  refuses_decays("FIRE", [&] { FIRE(kHeads)->attend(q, k, v, call); });
+  refuses_decays("ShawRelative", [&] { ShawRelative(kHeadDim, 2)->logits(q, k, call); });
+  refuses_decays("ReRoPE", [&] { ReRoPE(kHeadDim)->attend(q, k, v, call); });
 }
 
 }  // namespace

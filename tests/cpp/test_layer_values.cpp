@@ -1,9 +1,8 @@
 /// Absolute encodings, score encodings with tables, the attention layer and its cache, against formulas written out in
 /// float64, at lengths beyond a tile of the kernels. Runs at each instruction-set level.
 
-#include "reference.h"
-
-#include <posenc/posenc.h>
+#include "module_values.h"
+#include "rotary_reference.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -21,25 +20,6 @@ using namespace posenc::nn;
 using at::Tensor;
 using reference::at;
 using reference::Call;
-
-const auto kWide = at::TensorOptions(at::kDouble);
-
-AttendOptions causal() { return AttendOptions().is_causal(true); }
-
-/// Parameters away from where they start, in float64.
-template <typename Module>
-Module prepared(Module module) {
-  module->to(at::kDouble);
-  const at::NoGradGuard no_grad;
-  for (auto& parameter : module->parameters()) {
-    parameter.add_(0.3 * at::randn_like(parameter));
-  }
-  return module;
-}
-
-void expect_near(const Tensor& actual, const Tensor& expected, double bound) {
-  EXPECT_LT(reference::error(actual, expected), bound);
-}
 
 constexpr int64_t kWidth = 8;
 

@@ -1,10 +1,11 @@
+#include "support.h"
+
 #include <posenc/posenc.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -45,13 +46,6 @@ void change_parameters(const Module& module, double factor) {
   for (auto& parameter : module->parameters()) {
     parameter.mul_(factor);
   }
-}
-
-template <typename Module>
-std::string printed(const Module& module) {
-  std::ostringstream stream;
-  stream << *module;
-  return stream.str();
 }
 
 /// What every module promises; `call` goes with x (2, 4, 7, head_dim).

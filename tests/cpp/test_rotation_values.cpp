@@ -1,9 +1,8 @@
 /// Encodings that rotate, against formulas written out in float64: scores as a function of the distance (ReRoPE,
 /// Self-Extend, xPos), rotary modules on one and several axes. Runs at each instruction-set level.
 
-#include "reference.h"
-
-#include <posenc/posenc.h>
+#include "module_values.h"
+#include "rotary_reference.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -24,14 +23,6 @@ using namespace posenc::nn;
 using at::Tensor;
 using reference::at;
 using reference::Call;
-
-const auto kWide = at::TensorOptions(at::kDouble);
-
-AttendOptions causal() { return AttendOptions().is_causal(true); }
-
-void expect_near(const Tensor& actual, const Tensor& expected, double bound) {
-  EXPECT_LT(reference::error(actual, expected), bound);
-}
 
 /// q . k where the angle between pair k of both is `angle(k)`, and what a gradient g of it adds to theirs.
 struct RotatedProduct {
@@ -97,8 +88,8 @@ std::vector<DistanceFormula> distance_formulas() {
   return {
       {"ReRoPE", [] { return ReRoPE(kWidth, 40).ptr(); }, plain(40)},
       {"ReRoPEBeyondATile", [] { return ReRoPE(ReRoPEOptions(kWidth, 120).base(500.0)).ptr(); }, plain(120), 500.0},
-      {"ReRoPELogScaled", [] { return ReRoPE(ReRoPEOptions(kWidth, 70).log_scale_length(100)).ptr(); }, plain(70),
-       10000.0, false, [](int64_t i) { return std::max(1.0, std::log(static_cast<double>(i + 1)) / std::log(100.0)); }},
+      {"ReRoPELogScaled", [] { return ReRoPE(ReRoPEOptions(kWidth, 70).log_scale_length(200)).ptr(); }, plain(70),
+       10000.0, false, [](int64_t i) { return std::max(1.0, std::log(static_cast<double>(i + 1)) / std::log(200.0)); }},
       {"Leaky", [] { return ReRoPE(ReRoPEOptions(kWidth, 50).leak(16.0)).ptr(); }, leaky(50, 16.0)},
       {"LeakyInterleaved",
        [] { return ReRoPE(ReRoPEOptions(kWidth, 30).leak(2.5).interleaved(true).base(300.0)).ptr(); }, leaky(30, 2.5),

@@ -1,5 +1,7 @@
 // Scalings, Hugging Face rope dicts and positions, as a C++ user has them: formulas written out and published numbers.
 
+#include "support.h"
+
 #include <posenc/hf_rope.h>
 #include <posenc/positions.h>
 #include <posenc/scaling.h>
@@ -13,23 +15,12 @@
 #include <cmath>
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 namespace {
 
 using namespace posenc::scaling;
-
-template <class Error, class Call>
-void expect_error(Call call, const std::string& part) {
-  try {
-    call();
-    FAIL() << "no error, expected: " << part;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
-}
 
 std::vector<double> thetas(int64_t dim, double base, const Scaling& scaling,
                            std::optional<int64_t> seq_len = std::nullopt) {
@@ -42,13 +33,6 @@ std::vector<double> thetas(int64_t dim, double base, const Scaling& scaling,
 void expect_near(const std::vector<double>& actual, const std::vector<double>& expected, double relative = 1e-12) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t k = 0; k < actual.size(); ++k) EXPECT_NEAR(actual[k], expected[k], relative * std::abs(expected[k])) << k;
-}
-
-template <class S>
-std::string printed(const S& scaling) {
-  std::ostringstream stream;
-  stream << scaling;
-  return stream.str();
 }
 
 const std::vector<Scaling> kOneOfEach{
@@ -92,18 +76,17 @@ TEST(Scaling, ComparesByValue) {
 TEST(Scaling, EncodingKeepsEveryField) {
   for (const Scaling& scaling : kOneOfEach) EXPECT_EQ(decode(encode(scaling)), scaling) << scaling;
   EXPECT_EQ(decode({}), Scaling());
-  expect_error<c10::ValueError>([] { decode({99.0}); }, "names type 99");
-  expect_error<c10::ValueError>([] { decode({1.0, -4.0}); }, "Linear: expected factor to be positive");
+  expect_error([] { decode({99.0}); }, "names type 99");
+  expect_error([] { decode({1.0, -4.0}); }, "Linear: expected factor to be positive");
 }
 
 TEST(Scaling, SettersCanBreakAValueAndFrequenciesNotices) {
-  expect_error<c10::ValueError>([] { frequencies(8, 1e4, Linear(0.0)); },
-                                "Linear: expected factor to be positive and finite, but got 0");
-  expect_error<c10::ValueError>([] { frequencies(8, 1e4, Yarn(4.0, 64).beta_fast(0.5)); },
-                                "expected beta_slow to be at most beta_fast");
-  expect_error<c10::ValueError>([] { frequencies(7); }, "expected dim to be even and at least 0, but got 7");
-  expect_error<c10::ValueError>([] { frequencies(2, 1e4, NTK(2.0)); }, "expected dim to be above 2 for NTK(factor=2)");
-  expect_error<c10::ValueError>([] { frequencies(8, -1.0); }, "expected base to be positive and finite, but got -1");
+  expect_error([] { frequencies(8, 1e4, Linear(0.0)); },
+               "Linear: expected factor to be positive and finite, but got 0");
+  expect_error([] { frequencies(8, 1e4, Yarn(4.0, 64).beta_fast(0.5)); }, "expected beta_slow to be at most beta_fast");
+  expect_error([] { frequencies(7); }, "expected dim to be even and at least 0, but got 7");
+  expect_error([] { frequencies(2, 1e4, NTK(2.0)); }, "expected dim to be above 2 for NTK(factor=2)");
+  expect_error([] { frequencies(8, -1.0); }, "expected base to be positive and finite, but got -1");
 }
 
 TEST(Frequencies, PublishedNumbers) {
@@ -278,8 +261,8 @@ TEST(Frequencies, LongRoPEFollowsTheLength) {
   const LongRoPE scaling({1.0, 1.0}, {2.0, 4.0}, 8);
   expect_near(thetas(4, 1e4, scaling, 8), {1.0, 0.01});
   expect_near(thetas(4, 1e4, scaling, 9), {0.5, 0.0025});
-  expect_error<c10::ValueError>([] { frequencies(4, 1e4, LongRoPE({1.0, 1.0, 1.0}, {1.0, 1.0, 1.0}, 8)); },
-                                "dim / 2 = 2 numbers for dim 4, but got 3");
+  expect_error([] { frequencies(4, 1e4, LongRoPE({1.0, 1.0, 1.0}, {1.0, 1.0, 1.0}, 8)); },
+               "dim / 2 = 2 numbers for dim 4, but got 3");
 }
 
 TEST(Frequencies, OnlyTwoDependOnTheLength) {
@@ -334,9 +317,9 @@ TEST(RopeDict, ReadsTypesAndPrecedence) {
 }
 
 TEST(RopeDict, RefusesWhatItDoesNotKnow) {
-  expect_error<c10::ValueError>([] { read_rope({{"rope_type", "ntk"}}, RopeModel(64)); }, "default, linear, dynamic");
-  expect_error<c10::ValueError>([] { read_rope({{"factr", 4.0}}, RopeModel(64)); }, "unknown key 'factr'");
-  expect_error<c10::ValueError>([] { read_rope({{"type", "linear"}}, RopeModel(64)); }, "needs the key 'factor'");
+  expect_error([] { read_rope({{"rope_type", "ntk"}}, RopeModel(64)); }, "default, linear, dynamic");
+  expect_error([] { read_rope({{"factr", 4.0}}, RopeModel(64)); }, "unknown key 'factr'");
+  expect_error([] { read_rope({{"type", "linear"}}, RopeModel(64)); }, "needs the key 'factor'");
   expect_error<c10::TypeError>([] { read_rope({{"type", "linear"}, {"factor", "4"}}, RopeModel(64)); },
                                "expected 'factor' to be a number");
 }
@@ -348,8 +331,8 @@ TEST(Positions, CountTokens) {
   const at::Tensor cu_seqlens = at::tensor({0, 2, 2, 5});
   EXPECT_TRUE(at::equal(posenc::positions_from_cu_seqlens(cu_seqlens, 5), at::tensor({0, 1, 0, 1, 2}, at::kLong)));
   EXPECT_TRUE(at::equal(posenc::segments_from_cu_seqlens(cu_seqlens, 5), at::tensor({0, 0, 2, 2, 2}, at::kLong)));
-  expect_error<c10::ValueError>([&] { posenc::positions_from_cu_seqlens(cu_seqlens, 6); },
-                                "expected cu_seqlens to end with total 6, but got 5");
+  expect_error([&] { posenc::positions_from_cu_seqlens(cu_seqlens, 6); },
+               "expected cu_seqlens to end with total 6, but got 5");
 }
 
 TEST(Positions, OfImagesAndText) {

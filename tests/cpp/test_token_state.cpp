@@ -1,5 +1,7 @@
 /// State of tokens that an encoding names itself: Attention passes it to the encoding, KVCache stores it by name.
 
+#include "support.h"
+
 #include <posenc/posenc.h>
 
 #include <gtest/gtest.h>
@@ -35,19 +37,6 @@ class SalienceImpl : public torch::nn::Cloneable<SalienceImpl>, public ScoreEnco
 };
 TORCH_MODULE(Salience);
 
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const c10::ValueError& error) {
-    return error.what();
-  }
-  return "no c10::ValueError";
-}
-
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << text;
-}
-
 TEST(TokenState, AttentionPassesWhatAnEncodingMakesOfItsInput) {
   torch::manual_seed(1);
   Salience encoding;
@@ -80,8 +69,8 @@ TEST(TokenState, IsRefusedByEncodingsThatDoNotTakeIt) {
   const auto call = AttendOptions().set_state("salience", torch::zeros({1, kHeads, 4}));
   const auto refused = [&](ScoreEncoding& encoding, const std::string& name) {
     const std::string expected = name + ": expected no salience, which " + name + " does not take";
-    expect_contains(message_of([&] { encoding.attend(q, q, q, call); }), expected);
-    expect_contains(message_of([&] { encoding.logits(q, q, call); }), expected);
+    expect_error([&] { encoding.attend(q, q, q, call); }, expected);
+    expect_error([&] { encoding.logits(q, q, call); }, expected);
   };
   refused(*ALiBi(kHeads), "ALiBi");
   refused(*FIRE(kHeads), "FIRE");
@@ -98,10 +87,10 @@ TEST(TokenState, ComesWithEveryTokenOrWithNone) {
     return KVCacheAppendOptions().token_state({{name, torch::ones({1, 3, 2})}});
   };
   cache.append(k, k, state("salience"));
-  expect_contains(message_of([&] { cache.append(k, k); }),
-                  "KVCache: expected salience with every token or with none, but the cached ones came with");
-  expect_contains(message_of([&] { cache.append(k, k, state("weight")); }),
-                  "KVCache: expected salience with every token or with none");
+  expect_error([&] { cache.append(k, k); },
+               "KVCache: expected salience with every token or with none, but the cached ones came with");
+  expect_error([&] { cache.append(k, k, state("weight")); },
+               "KVCache: expected salience with every token or with none");
   EXPECT_EQ(cache.length(), 2);
   cache.append(k, k, state("salience"));
   EXPECT_EQ(cache.token_state().at("salience").sizes(), at::IntArrayRef({1, 3, 4}));
@@ -110,8 +99,8 @@ TEST(TokenState, ComesWithEveryTokenOrWithNone) {
   cache.reset();
   EXPECT_TRUE(cache.token_state().empty());
   cache.append(k, k);
-  expect_contains(message_of([&] { cache.append(k, k, state("weight")); }),
-                  "KVCache: expected weight with every token or with none, but the cached ones came without");
+  expect_error([&] { cache.append(k, k, state("weight")); },
+               "KVCache: expected weight with every token or with none, but the cached ones came without");
 }
 
 }  // namespace
