@@ -155,7 +155,7 @@ static void register_kernels(torch::Library& m) {
 
 POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { register_kernels(m); }
 
-// Whose checks refuse nested tensors by name, those of Python's class too.
+// Nested tensors come to these keys; check_dense() refuses them by name.
 POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { register_kernels(m); }
 POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { register_kernels(m); }
 

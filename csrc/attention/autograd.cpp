@@ -45,16 +45,20 @@ bool any_wants_gradient(const Call& c) {
 }
 
 /// "CopeAttentionBackward" for cope_attention, and so on.
-std::string node_name(const Call& c) {
+std::string node_name(const char* op) {
   std::string name;
   bool begins = true;
-  for (const char x : std::string(op_name(c))) {
+  for (const char x : std::string_view(op)) {
     if (x != '_') {
       name += begins ? static_cast<char>(x - 'a' + 'A') : x;
     }
     begins = x == '_';
   }
   return name + "Backward";
+}
+
+int64_t present_inputs(const Call& c) {
+  return std::count_if(c.inputs.begin(), c.inputs.end(), [](const OptionalTensor& t) { return t.has_value(); });
 }
 
 /// What a node keeps of a call for its gradients.
@@ -103,14 +107,14 @@ variable_list differentiate(const variable_list& grads, Kept kept, const std::ve
 /// itself.
 class AttentionNode final : public Node {
  public:
-  explicit AttentionNode(const Call& c) : Node(edges_of(c)), name_(node_name(c)) {}
+  explicit AttentionNode(const Call& c) : Node(edges_of(c)), op_(op_name(c)) {}
 
-  std::string name() const override { return name_; }
+  std::string name() const override { return node_name(op_); }
 
   /// rounds: whether the op returns out in another dtype.
   void keep(const Call& c, const Residuals& found, bool rounds) {
     kept_.options = c;
-    saved_.reserve(kInputs + 6);
+    saved_.reserve(present_inputs(c) + std::tuple_size_v<Residuals::Tuple>);
     int64_t place = 0;
     for_each_tensor(kept_.options, [&](OptionalTensor& t) {
       if (t) {
@@ -165,6 +169,7 @@ class AttentionNode final : public Node {
  private:
   static edge_list edges_of(const Call& c) {
     edge_list edges;
+    edges.reserve(present_inputs(c));
     for (const auto& input : c.inputs) {
       if (input) {
         edges.push_back(torch::autograd::impl::gradient_edge(*input));
@@ -209,7 +214,7 @@ class AttentionNode final : public Node {
     return result;
   }
 
-  std::string name_;
+  const char* op_;
   /// tensors is empty: they are in saved_.
   Kept kept_;
   std::vector<torch::autograd::SavedVariable> saved_;
@@ -231,8 +236,7 @@ OutAndLse record(const Call& c) {
 OutAndLse attention_autograd(const Call& c) {
   if (transformed(c)) {
     check(c);
-    const Residuals r = reference::forward(c, Mode::kComposite);
-    return {r.out.to(c.query().scalar_type()), r.lse};
+    return reference::attention(c, Mode::kComposite);
   }
   if (any_wants_gradient(c)) {
     return record(c);
@@ -271,10 +275,10 @@ OutAndLse attention_autocast(const Call& c) {
 }
 
 POSENC_LIBRARY_IMPL(AutocastCPU, m) {
-  m.impl("attention", kAttentionEntry<attention_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>>);
+  m.impl("attention", kEntry<AttentionSignature, attention_autocast<c10::DispatchKey::AutocastCPU, c10::kCPU>>);
 }
 POSENC_LIBRARY_IMPL(Autocast, m) {
-  m.impl("attention", kAttentionEntry<attention_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>>);
+  m.impl("attention", kEntry<AttentionSignature, attention_autocast<c10::DispatchKey::AutocastCUDA, c10::kCUDA>>);
 }
 
 }  // namespace

@@ -9,21 +9,25 @@
 #include <tuple>
 #include <vector>
 
-/// The rows of posenc/attention_arguments.h in the order of the schema, with the arguments of terms that only modules
-/// use.
+/// The arguments of terms that only modules use, in rows like those of posenc/attention_arguments.h.
+#define POSENC_ATTENTION_MODULE_INPUTS(INPUT) \
+  INPUT(kFireRate, fire_rate)                 \
+  INPUT(kFireNorm, fire_norm)                 \
+  INPUT(kFireOffset, fire_offset)             \
+  INPUT(kFireSlope, fire_slope)
+#define POSENC_ATTENTION_MODULE_TENSORS(TENSOR) TENSOR(fire_knots)
+
+/// All rows in the order of the schema.
 #define POSENC_ATTENTION_INPUTS(INPUT) \
   INPUT(kQuery, query)                 \
   INPUT(kKey, key)                     \
   INPUT(kValue, value)                 \
   POSENC_ATTENTION_TABLES(INPUT)       \
   POSENC_ATTENTION_TERM_INPUTS(INPUT)  \
-  INPUT(kFireRate, fire_rate)          \
-  INPUT(kFireNorm, fire_norm)          \
-  INPUT(kFireOffset, fire_offset)      \
-  INPUT(kFireSlope, fire_slope)
+  POSENC_ATTENTION_MODULE_INPUTS(INPUT)
 #define POSENC_ATTENTION_ALL_TENSORS(TENSOR) \
   POSENC_ATTENTION_TENSORS(TENSOR)           \
-  TENSOR(fire_knots)
+  POSENC_ATTENTION_MODULE_TENSORS(TENSOR)
 #define POSENC_ATTENTION_ALL_OPTIONS(OPTION) \
   OPTION(bool, is_causal, false)             \
   POSENC_ATTENTION_OPTIONS(OPTION)           \
@@ -42,6 +46,9 @@ enum Input : int64_t {
 #undef POSENC_INPUT
       kInputs
 };
+
+/// By input: whether its gradient is wanted.
+using Wanted = std::array<bool, kInputs>;
 
 struct Call {
   std::array<OptionalTensor, kInputs> inputs = {};
@@ -110,8 +117,7 @@ struct BackwardArgs {
   Tensor grad_out;
   OptionalTensor grad_lse;
   Residuals saved;
-  /// By input: whether its gradient is wanted.
-  std::array<bool, kInputs> wanted = {};
+  Wanted wanted = {};
 };
 
 /// By input; undefined where not wanted.

@@ -73,7 +73,7 @@ Block block_of(const Operands& o, const Rows& rows) {
         visible.logical_and(ids.narrow_symint(2, o.own_key(rows), rows.length).unsqueeze(-1) == ids.unsqueeze(-2));
   }
   for_each_used_term(call, [&](auto term) { term.hide(o, rows, visible); });
-  Block b{.rows = rows, .query = o.rows_of(kQuery, rows), .visible = visible, .distance = {}, .q_position = q};
+  Block b{.rows = rows, .query = o.rows_of(kQuery, rows), .visible = visible, .distance = {}};
   if (!floating) {
     b.distance = given ? difference(k, q) : k - q;
   }
@@ -130,7 +130,6 @@ Tensor drawn_seed(const Call& c, Mode mode) {
   if (c.dropout_p == 0.0) {
     return at::zeros({}, counted);
   }
-  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
   return mode == Mode::kComposite ? at::randint(kLargest, {}, counted) : at::empty({}, counted).random_(0, kLargest);
 }
 
@@ -266,6 +265,11 @@ Gradients backward(const BackwardArgs& b, const Call& c, Mode mode) {
   return results;
 }
 
+OutAndLse attention(const Call& c, Mode mode) {
+  const Residuals r = forward(c, mode);
+  return {r.out.to(c.query().scalar_type()), r.lse};
+}
+
 Tensor logits(const Call& c) {
   const Operands o(c, Mode::kComposite);
   const Block block = block_of(o, {0, c.query().sym_size(2)});
@@ -277,8 +281,7 @@ namespace {
 template <Mode mode>
 OutAndLse public_form(const Call& c) {
   check(c);
-  const Residuals r = forward(c, mode);
-  return {r.out.to(c.query().scalar_type()), r.lse};
+  return attention(c, mode);
 }
 
 template <Mode mode>

@@ -8,6 +8,9 @@ namespace posenc::attention_ops::reference {
 
 Residuals forward(const Call& c, Mode mode);
 
+/// What the public op returns: out with the dtype of query.
+OutAndLse attention(const Call& c, Mode mode);
+
 /// The gradients that are wanted, each with the dtype and strides of its input.
 Gradients backward(const BackwardArgs& b, const Call& c, Mode mode);
 

@@ -19,11 +19,12 @@ namespace posenc::attention_ops {
   POSENC_ATTENTION_TERM_INPUTS(POSENC_TYPE)    \
   POSENC_ATTENTION_TENSORS(POSENC_TENSOR_TYPE) \
   POSENC_ATTENTION_OPTIONS(POSENC_OPTION_TYPE)
-#define POSENC_ALL_KEYWORDS                                                                                            \
-  argument::is_causal POSENC_ATTENTION_TABLES(POSENC_TYPE)                                                             \
-  POSENC_KEYWORDS                                                                                                      \
-  POSENC_ATTENTION_TABLE_OPTIONS(POSENC_OPTION_TYPE), argument::fire_rate, argument::fire_norm, argument::fire_offset, \
-      argument::fire_slope, argument::fire_knots
+#define POSENC_ALL_KEYWORDS                                \
+  argument::is_causal POSENC_ATTENTION_TABLES(POSENC_TYPE) \
+  POSENC_KEYWORDS                                          \
+  POSENC_ATTENTION_TABLE_OPTIONS(POSENC_OPTION_TYPE)       \
+  POSENC_ATTENTION_MODULE_INPUTS(POSENC_TYPE)              \
+  POSENC_ATTENTION_MODULE_TENSORS(POSENC_TENSOR_TYPE)
 
 using AttentionSignature = Signature<3, argument::Required<argument::query>, argument::Required<argument::key>,
                                      argument::Required<argument::value>, POSENC_ALL_KEYWORDS>;
@@ -55,18 +56,13 @@ using GradientsTuple = decltype(gradients_as_tuple(std::declval<Gradients>(), st
 
 using BackwardFunction =
     AttentionSignature::Function<GradientsTuple, const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&,
-                                 const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::array<bool, kInputs>>;
+                                 const Tensor&, const Tensor&, const Tensor&, const Tensor&, Wanted>;
 
-/// The dispatcher's form of functions OutAndLse(const Call&), Residuals(const Call&), Gradients(const BackwardArgs&,
-/// const Call&).
+/// Functions Residuals(const Call&) and Gradients(const BackwardArgs&, const Call&) as the dispatcher calls them.
 template <typename Sig>
 struct Entries;
 template <int64_t positional, typename... Arguments>
 struct Entries<Signature<positional, Arguments...>> {
-  template <auto function>
-  static OutAndLse attention(argument::ParameterOf<Arguments>... values) {
-    return function(Signature<positional, Arguments...>::pack(values...));
-  }
   template <auto function>
   static Residuals::Tuple forward(argument::ParameterOf<Arguments>... values) {
     return function(Signature<positional, Arguments...>::pack(values...)).tuple();
@@ -74,8 +70,7 @@ struct Entries<Signature<positional, Arguments...>> {
   template <auto function>
   static GradientsTuple backward(const Tensor& grad_out, const OptionalTensor& grad_lse, const Tensor& out,
                                  const Tensor& lse, const Tensor& seed, const Tensor& largest, const Tensor& total,
-                                 const Tensor& counts, std::array<bool, kInputs> wanted,
-                                 argument::ParameterOf<Arguments>... values) {
+                                 const Tensor& counts, Wanted wanted, argument::ParameterOf<Arguments>... values) {
     BackwardArgs b{grad_out, grad_lse, {out, lse, seed, largest, total, counts}, {}};
     const Call c = Signature<positional, Arguments...>::pack(values...);
     for (int64_t input = 0; input < kInputs; ++input) {
@@ -85,13 +80,14 @@ struct Entries<Signature<positional, Arguments...>> {
   }
 };
 
-template <auto function>
-constexpr auto kAttentionEntry = &Entries<AttentionSignature>::template attention<function>;
+/// A function OutAndLse(const Call&) or Tensor(const Call&) as the dispatcher calls it.
+template <typename Sig, auto function>
+constexpr auto kEntry = &Sig::template entry<function>;
 
 /// Registers a backend's kernels.
 template <auto attention, auto forward, auto backward>
 void register_ops(torch::Library& m) {
-  m.impl("attention", &Entries<AttentionSignature>::template attention<attention>);
+  m.impl("attention", kEntry<AttentionSignature, attention>);
   m.impl("_attention_forward", &Entries<AttentionSignature>::template forward<forward>);
   m.impl("_attention_backward", &Entries<AttentionSignature>::template backward<backward>);
 }

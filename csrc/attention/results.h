@@ -14,6 +14,9 @@ inline at::ScalarType computing_dtype(const Call& c) {
   return c.query().scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+/// The dtype of what CoPE counts.
+inline at::ScalarType counts_dtype(const Call& c) { return computing_dtype(c) == at::kDouble ? at::kLong : at::kInt; }
+
 /// out (B, H, Tq, Dv), in the order of query's strides.
 inline Tensor empty_out(const Call& c, at::ScalarType dtype) {
   const Tensor& query = c.query();
@@ -39,7 +42,7 @@ inline Tensor empty_lse(const Call& c) {
 /// CoPE.
 inline Tensor empty_counts(const Call& c) {
   const Tensor& query = c.query();
-  const auto options = query.options().dtype(computing_dtype(c) == at::kDouble ? at::kLong : at::kInt);
+  const auto options = query.options().dtype(counts_dtype(c));
   return c.has(kPosEmb) ? at::empty_symint({query.sym_size(0), query.sym_size(1), 3, query.sym_size(2)}, options)
                         : at::empty({0}, options);
 }

@@ -20,9 +20,6 @@ OutAndLse alias(const Call& c) {
   return call_public(c);
 }
 
-template <typename Sig, auto function>
-constexpr auto kEntry = &Sig::template entry<function>;
-
 OutAndLse causal_alias(Call c) {
   c.is_causal = true;
   return alias(c);
@@ -62,9 +59,13 @@ POSENC_COMPOSITES(m) {
   m.impl("piecewise_attention", kEntry<PiecewiseSignature, alias>);
 }
 
+/// The call that options of an op in C++ stand for. Only attention()'s hold the tables of the other ops; CoPE's lack
+/// is_causal, as it always is.
 template <typename Options>
-Call call_of(const Options& o) {
+Call call_of(const Options& o, const Tensor& query, const Tensor& key) {
   Call c;
+  c.inputs[kQuery] = query;
+  c.inputs[kKey] = key;
 #define POSENC_INPUT(slot, name) c.inputs[slot] = o.name();
 #define POSENC_VALUE(name) c.name = o.name();
 #define POSENC_OPTION(type, name, value) c.name = o.name();
@@ -86,34 +87,21 @@ Call call_of(const Options& o) {
   return c;
 }
 
-Call dot_call(const AttentionFuncOptions& o, const Tensor& query, const Tensor& key) {
-  Call c = call_of(o);
-  c.inputs[kQuery] = query;
-  c.inputs[kKey] = key;
-  return c;
-}
-
 Call relative_call(const RelativeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& rel_k) {
-  Call c = call_of(o);
-  c.inputs[kQuery] = query;
-  c.inputs[kKey] = key;
+  Call c = call_of(o, query, key);
   c.inputs[kRelK] = rel_k;
   return c;
 }
 
 Call cope_call(const CopeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& pos_emb) {
-  Call c = call_of(o);
-  c.inputs[kQuery] = query;
-  c.inputs[kKey] = key;
+  Call c = call_of(o, query, key);
   c.inputs[kPosEmb] = pos_emb;
   return c;
 }
 
 Call piecewise_call(const PiecewiseAttentionFuncOptions& o, const Tensor& q_near, const Tensor& k_near,
                     const Tensor& q_far, const Tensor& k_far, int64_t threshold) {
-  Call c = call_of(o);
-  c.inputs[kQuery] = q_near;
-  c.inputs[kKey] = k_near;
+  Call c = call_of(o, q_near, k_near);
   c.inputs[kFarQuery] = q_far;
   c.inputs[kFarKey] = k_far;
   c.threshold = threshold;
@@ -164,7 +152,7 @@ Gradients call_backward(const BackwardArgs& b, const Call& c) {
 }
 
 Tensor attention_logits(const Tensor& query, const Tensor& key, const AttentionFuncOptions& o) {
-  return call_logits(dot_call(o, query, key));
+  return call_logits(call_of(o, query, key));
 }
 
 Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const Tensor& rel_k,
@@ -184,11 +172,11 @@ Tensor piecewise_attention_logits(const Tensor& q_near, const Tensor& k_near, co
 
 OutAndLse fire_attention(const Tensor& query, const Tensor& key, const Tensor& value, const FireTerms& fire,
                          const AttentionFuncOptions& o) {
-  return call_with(with_fire(dot_call(o, query, key), fire), value);
+  return call_with(with_fire(call_of(o, query, key), fire), value);
 }
 
 Tensor fire_logits(const Tensor& query, const Tensor& key, const FireTerms& fire, const AttentionFuncOptions& o) {
-  return call_logits(with_fire(dot_call(o, query, key), fire));
+  return call_logits(with_fire(call_of(o, query, key), fire));
 }
 
 }  // namespace attention_ops
@@ -197,7 +185,7 @@ using namespace attention_ops;
 
 std::tuple<Tensor, Tensor> attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,
                                               const AttentionFuncOptions& o) {
-  return call_with(dot_call(o, query, key), value);
+  return call_with(call_of(o, query, key), value);
 }
 
 std::tuple<Tensor, Tensor> relative_attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,

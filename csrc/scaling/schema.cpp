@@ -43,7 +43,7 @@ POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("scaled_inv_freq", &s
 
 POSENC_LIBRARY_IMPL(Meta, m) { m.impl("scaled_inv_freq", &scaled_inv_freq_meta); }
 
-// Whose checks refuse nested tensors by name, those of Python's class too.
+// Nested tensors come to these keys; check_dense() refuses them by name.
 POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { m.impl("scaled_inv_freq", &scaled_inv_freq_kernel); }
 POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { m.impl("scaled_inv_freq", &scaled_inv_freq_kernel); }
 

@@ -6,6 +6,7 @@
 #include "attention/reference.h"
 #include "attention/registration.h"
 #include "attention/results.h"
+#include "common/checks.h"
 #include "common/registration.h"
 
 #include <ATen/ATen.h>
@@ -45,8 +46,7 @@ int64_t drawn_seed(const Call& c) {
 OutAndLse attention_cpu(const Call& c) {
   check(c);
   if (is_empty(c)) {
-    const Residuals r = reference::forward(c, reference::Mode::kEager);
-    return {r.out.to(c.query().scalar_type()), r.lse};
+    return reference::attention(c, reference::Mode::kDevice);
   }
   Residuals r;
   r.lse = empty_lse(c);
@@ -58,7 +58,7 @@ OutAndLse attention_cpu(const Call& c) {
 Residuals attention_forward_cpu(const Call& c) {
   check(c);
   if (is_empty(c)) {
-    return reference::forward(c, reference::Mode::kEager);
+    return reference::forward(c, reference::Mode::kDevice);
   }
   const int64_t seed = drawn_seed(c);
   Residuals r{
@@ -67,33 +67,53 @@ Residuals attention_forward_cpu(const Call& c) {
   return r;
 }
 
-void check_residuals(const BackwardArgs& b, const Call& c) {
-  const auto expect = [&](const char* name, const Tensor& x, at::IntArrayRef sizes, at::ScalarType type) {
-    TORCH_CHECK_VALUE(x.sizes() == sizes && x.scalar_type() == type, op_name(c), ": expected ", name,
-                      " that the forward pass left, ", type, " of shape ", sizes, ", but got ", x.scalar_type(),
-                      " of shape ", x.sizes());
+/// The kernels read these without a look at their sizes.
+void check_backward_args(const BackwardArgs& b, const Call& c) {
+  const auto expect = [&](const char* name, const char* origin, const Tensor& x, at::IntArrayRef sizes,
+                          at::ScalarType type) {
+    check_beside_query(c, name, x);
+    TORCH_CHECK_VALUE(x.sizes() == sizes && x.scalar_type() == type, op_name(c), ": expected ", name, origin, ", ",
+                      type, " of shape ", sizes, ", but got ", x.scalar_type(), " of shape ", x.sizes());
   };
   const int64_t batch = c.query().size(0), heads = c.query().size(1), queries = c.query().size(2);
-  const int64_t by_query[] = {batch, heads, queries}, counted[] = {batch, heads, 3, queries}, none[] = {0};
+  const int64_t out[] = {batch, heads, queries, c.value().size(3)}, by_query[] = {batch, heads, queries};
+  const int64_t counted[] = {batch, heads, 3, queries}, none[] = {0};
   const auto type = computing_dtype(c);
-  for (const auto& [name, x] :
-       {std::pair("lse", b.saved.lse), {"largest", b.saved.largest}, {"total", b.saved.total}}) {
-    expect(name, x, by_query, type);
+  const auto expect_left = [&](const char* name, const Tensor& x, at::IntArrayRef sizes, at::ScalarType of_type) {
+    expect(name, " that the forward pass left", x, sizes, of_type);
+  };
+  expect_left("out", b.saved.out, out, type);
+  expect_left("lse", b.saved.lse, by_query, type);
+  expect_left("seed", b.saved.seed, {}, at::kLong);
+  expect_left("largest", b.saved.largest, by_query, type);
+  expect_left("total", b.saved.total, by_query, type);
+  expect_left("counts", b.saved.counts, c.has(kPosEmb) ? at::IntArrayRef(counted) : at::IntArrayRef(none),
+              counts_dtype(c));
+  const auto given = b.grad_out.scalar_type();
+  expect("grad_out", " like out", b.grad_out, out, is_supported_float(given) ? given : type);
+  if (b.grad_lse) {
+    expect("grad_lse", " like lse", *b.grad_lse, by_query, type);
   }
-  expect("counts", b.saved.counts, c.has(kPosEmb) ? at::IntArrayRef(counted) : at::IntArrayRef(none),
-         type == at::kDouble ? at::kLong : at::kInt);
 }
 
 Gradients attention_backward_cpu(const BackwardArgs& b, const Call& c) {
   check(c);
   if (is_empty(c)) {
-    return reference::backward(b, c, reference::Mode::kEager);
+    return reference::backward(b, c, reference::Mode::kDevice);
   }
-  check_residuals(b, c);
+  check_backward_args(b, c);
   return b.saved.lse.scalar_type() == at::kDouble ? run_backward<double>(b, c) : run_backward<float>(b, c);
 }
 
-POSENC_LIBRARY_IMPL(CPU, m) { register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m); }
+void register_cpu_ops(torch::Library& m) {
+  register_ops<attention_cpu, attention_forward_cpu, attention_backward_cpu>(m);
+}
+
+POSENC_LIBRARY_IMPL(CPU, m) { register_cpu_ops(m); }
+
+// Nested tensors come to these keys; check() refuses them by name.
+POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { register_cpu_ops(m); }
+POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { register_cpu_ops(m); }
 
 }  // namespace
 }  // namespace posenc::attention_ops

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The attention ops on CPU, by the kernels; query, key and value hold elements.
+/// The attention ops on CPU, by the kernels; query, key and value are not empty.
 
 #include "attention/call.h"
 

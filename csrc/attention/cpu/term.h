@@ -46,6 +46,5 @@ struct CpuTerm {
 /// Its gradients: XCpuGradients<T> has a constructor (const Call&, const XCpu<T>&, const GradientLayout&, wanted) and
 ///   XGradient<T> at(const GradientPlace&) const;       where a job adds
 ///   void results(Gradients& to) const;                 sets what is wanted
-using Wanted = std::array<bool, kInputs>;
 
 }  // namespace posenc::attention_ops

@@ -16,14 +16,8 @@ Operands::Operands(const Call& c, Mode mode)
       groups(c.key().sym_size(1)),
       keys(c.key().sym_size(2)) {
   for (int64_t input = 0; input < kInputs; ++input) {
-    const bool present = c.inputs[input].has_value();
-    wide_[input] = present ? OptionalTensor(c.inputs[input]->to(dtype)) : std::nullopt;
-    may_be_nonfinite_[input] = present && may_be_nonfinite(*wide_[input]);
+    wide_[input] = c.inputs[input] ? OptionalTensor(c.inputs[input]->to(dtype)) : std::nullopt;
   }
-}
-
-bool Operands::may_be_nonfinite(const Tensor& x) const {
-  return mode != Mode::kEager || !x.isfinite().all().item<bool>();
 }
 
 Tensor Operands::scores(const Tensor& a, Input b) const {
@@ -57,9 +51,6 @@ Tensor Operands::sum_keys(const Tensor& weights, Input b, const Tensor& visible)
         .matmul(x)
         .reshape_symint({batch, heads, rows, x.sym_size(3)});
   };
-  if (!may_be_nonfinite_[b]) {
-    return product(weights, y);
-  }
   Tensor sum = product(weights, finite_part(y));
   const Tensor seen = visible.expand_symint({batch, heads, rows, keys}).to(dtype);
   for (const auto& [which, number] :
@@ -76,9 +67,6 @@ Tensor Operands::sum_queries(const Tensor& weights, const Tensor& x, const Tenso
         .transpose(-1, -2)
         .matmul(y.reshape_symint({batch, groups, (heads / groups) * rows, y.sym_size(3)}));
   };
-  if (!may_be_nonfinite(x)) {
-    return product(weights, x);
-  }
   Tensor sum = product(weights, finite_part(x));
   const Tensor seen = visible.expand_symint({batch, heads, rows, keys}).to(dtype);
   return at::where(product(seen, x.isfinite().logical_not().to(dtype)) > 0, kNaN, sum);

@@ -16,9 +16,7 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// How the plain form runs.
 enum class Mode {
-  /// On real tensors whose values may be read.
-  kEager,
-  /// On real tensors of another device than the CPU, without waiting for values.
+  /// On real tensors, without waiting for their values.
   kDevice,
   /// Differentiable and transformable: nothing is read or written in place.
   kComposite,
@@ -40,8 +38,6 @@ struct Block {
   /// k_position - q_position, int64, broadcastable to (B, 1, length, Tk); absent where positions are floating.
   /// Differences that int64 cannot hold are its largest or smallest number.
   OptionalTensor distance;
-  /// The queries' positions, broadcastable to (B, 1, length, 1).
-  Tensor q_position;
 };
 
 /// The inputs of a call in the computing dtype, and matrix products over them that keep what a query does not see from
@@ -56,8 +52,6 @@ class Operands {
   const c10::SymInt batch, heads, groups, keys;
 
   const Tensor& operator[](Input input) const { return *wide_[input]; }
-  /// False only where all of an input is known to be finite.
-  bool may_be_nonfinite(Input input) const { return may_be_nonfinite_[input]; }
 
   /// Rows of an input (B, H, Tq, ..) for the queries of a block.
   Tensor rows_of(Input input, const Rows& rows) const {
@@ -75,16 +69,13 @@ class Operands {
   Tensor sum_queries(const Tensor& weights, const Tensor& x, const Tensor& visible) const;
 
  private:
-  bool may_be_nonfinite(const Tensor& x) const;
-
   std::array<OptionalTensor, kInputs> wide_;
-  std::array<bool, kInputs> may_be_nonfinite_;
 };
 
 /// Sums of gradients in the computing dtype, as far as wanted.
 class GradientSums {
  public:
-  explicit GradientSums(const std::array<bool, kInputs>& wanted) : wanted_(wanted) {}
+  explicit GradientSums(const Wanted& wanted) : wanted_(wanted) {}
 
   bool wants(Input input) const { return wanted_[input]; }
   /// Adds to the gradient of an input that all queries share.
@@ -97,7 +88,7 @@ class GradientSums {
   Tensor result(const Operands& o, Input input) const;
 
  private:
-  std::array<bool, kInputs> wanted_;
+  Wanted wanted_;
   std::array<OptionalTensor, kInputs> sums_;
   std::array<OptionalTensor, kInputs> rows_;
   std::array<std::vector<Tensor>, kInputs> blocks_;

@@ -1,22 +1,18 @@
 #pragma once
 
-/// The CPU parts of all terms: what a call makes of each, in the order of terms/list.h.
-
-#include "attention/terms/heads.h"
-#include "attention/terms/list.h"
+/// The CPU parts of all terms: what a call makes of each.
 
 #include "attention/terms/bias/cpu.h"
 #include "attention/terms/cope/cpu.h"
 #include "attention/terms/decay/cpu.h"
 #include "attention/terms/distance/cpu.h"
 #include "attention/terms/fire/cpu.h"
+#include "attention/terms/heads.h"
+#include "attention/terms/order.h"
 #include "attention/terms/piecewise/cpu.h"
 #include "attention/terms/relative/cpu.h"
 
 namespace posenc::attention_ops {
-
-template <template <template <typename> class...> class List>
-using AllCpuTerms = List<PiecewiseCpu, DistanceCpu, DecayCpu, RelativeCpu, FireCpu, BiasCpu, CopeCpu>;
 
 template <typename T>
 struct CpuTermsOf {
@@ -74,7 +70,7 @@ struct CpuTermsOf {
   };
 };
 template <typename T>
-using CpuTerms = AllCpuTerms<CpuTermsOf<T>::template List>;
+using CpuTerms = typename CpuTermsOf<T>::template List<POSENC_ATTENTION_TERMS(Cpu)>;
 
 /// The sums of the terms' gradients.
 template <typename T>
@@ -92,8 +88,7 @@ class CpuTermGradients {
   }
 
  private:
-  using Tuple = std::tuple<PiecewiseCpuGradients<T>, DistanceCpuGradients<T>, DecayCpuGradients<T>,
-                           RelativeCpuGradients<T>, FireCpuGradients<T>, BiasCpuGradients<T>, CopeCpuGradients<T>>;
+  using Tuple = std::tuple<POSENC_ATTENTION_TERMS(CpuGradients<T>)>;
 
   template <size_t... i>
   static Tuple make(const Call& c, const CpuTerms<T>& terms, const GradientLayout& layout, const Wanted& wanted,

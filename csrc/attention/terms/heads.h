@@ -7,6 +7,7 @@
 #include "attention/terms/decay/head.h"
 #include "attention/terms/distance/head.h"
 #include "attention/terms/fire/head.h"
+#include "attention/terms/order.h"
 #include "attention/terms/piecewise/head.h"
 #include "attention/terms/relative/head.h"
 
@@ -15,13 +16,11 @@
 namespace posenc::attention_ops {
 
 template <typename T>
-using Heads =
-    std::tuple<PiecewiseHead<T>, DistanceHead<T>, DecayHead<T>, RelativeHead<T>, FireHead<T>, BiasHead<T>, CopeHead<T>>;
+using Heads = std::tuple<POSENC_ATTENTION_TERMS(Head<T>)>;
 
 /// Sums that a job adds the gradients of terms to.
 template <typename T>
-using HeadGradients = std::tuple<PiecewiseGradient<T>, DistanceGradient<T>, DecayGradient<T>, RelativeGradient<T>,
-                                 FireGradient<T>, BiasGradient<T>, CopeGradient<T>>;
+using HeadGradients = std::tuple<POSENC_ATTENTION_TERMS(Gradient<T>)>;
 
 /// Rows of queries and keys, other than query and key, that terms read in decoding.
 template <typename T>

@@ -16,13 +16,6 @@
 namespace posenc::attention_ops {
 namespace {
 
-/// In the order of terms/list.h.
-template <template <template <typename> class...> class List>
-using AllTileTerms = List<PiecewiseTile, DistanceTile, DecayTile, RelativeTile, FireTile, BiasTile, CopeTile>;
-template <template <template <typename> class...> class List>
-using AllDecodeTerms =
-    List<PiecewiseDecode, DistanceDecode, DecayDecode, RelativeDecode, FireDecode, BiasDecode, CopeDecode>;
-
 /// The terms of a head in the passes over tiles.
 template <typename T>
 struct TileTermsOf {
@@ -48,10 +41,6 @@ struct TileTermsOf {
     void for_each(const Body& body) {
       std::apply([&](auto&... term) { ((term ? body(*term) : void()), ...); }, terms_);
     }
-    template <typename Body>
-    void for_each(const Body& body) const {
-      std::apply([&](const auto&... term) { ((term ? body(*term) : void()), ...); }, terms_);
-    }
     /// Whether test(term) is true of one of them; those after it are not asked.
     template <typename Test>
     bool any(const Test& test) {
@@ -76,7 +65,7 @@ struct TileTermsOf {
   };
 };
 template <typename T>
-using TileTerms = AllTileTerms<TileTermsOf<T>::template List>;
+using TileTerms = typename TileTermsOf<T>::template List<POSENC_ATTENTION_TERMS(Tile)>;
 
 /// Scores of a tile: the product and all terms. Fills `mask` where the cover needs one; a term that hides keys changes
 /// the cover. largest: null, or the running maximum of each query, which the product moves on; then no term may change
@@ -111,10 +100,6 @@ struct DecodeTermsOf {
     void for_each(const Body& body) {
       std::apply([&](auto&... term) { ((term.used() ? body(term) : void()), ...); }, terms_);
     }
-    template <typename Body>
-    void for_each(const Body& body) const {
-      std::apply([&](const auto&... term) { ((term.used() ? body(term) : void()), ...); }, terms_);
-    }
     template <typename Test>
     bool any(const Test& test) {
       return std::apply([&](auto&... term) { return ((term.used() && test(term)) || ...); }, terms_);
@@ -129,7 +114,7 @@ struct DecodeTermsOf {
   };
 };
 template <typename T>
-using DecodeTerms = AllDecodeTerms<DecodeTermsOf<T>::template List>;
+using DecodeTerms = typename DecodeTermsOf<T>::template List<POSENC_ATTENTION_TERMS(Decode)>;
 
 }  // namespace
 }  // namespace posenc::attention_ops

@@ -2,12 +2,14 @@
 
 /// What every device shares of a term. A term is something that scores are made of in addition to scale * query . key.
 ///
-/// A term is a folder, terms/NAME, and a row of terms/list.h:
+/// A term is a folder, terms/NAME, a word of terms/order.h, and an include in each of the lists beside it:
 ///
-///   term.h, term.cpp   its inputs, their rules, and its plain ATen form       (here: Term, with what a term may leave
-///   out) head.h             what kernels read of a head, and where gradients go    plain data cpu.h              from
-///   the tensors of a call to that data kernel.h           what it does to a tile of scores and to a block of keys in
-///   decoding, with CPU vectors
+/// - term.h, term.cpp: its inputs, their rules, and its plain ATen form. It derives from Term, below, and overrides
+///   what it takes part in. (terms/list.h)
+/// - head.h: plain data, what kernels read of a head and where gradients go. (terms/heads.h)
+/// - cpu.h: from the tensors of a call to that data. (terms/cpu.h)
+/// - kernel.h: what it does to a tile of scores, and to a block of keys in decoding, with CPU vectors.
+///   (terms/kernels.h)
 
 #include "attention/reference/operands.h"
 

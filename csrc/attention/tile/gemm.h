@@ -51,15 +51,15 @@ enum class Into {
 };
 
 /// What the elements of A and B are.
-enum class Terms {
+enum class Elements {
   kNumbers,
   /// Two bfloat16 numbers each (cpu::multiply_bf16x2()).
   kPairs,
 };
 
-template <Terms terms, typename T>
+template <Elements elements, typename T>
 inline Vec<T> multiply_add(const Vec<T>& a, const Vec<T>& b, const Vec<T>& sum) {
-  if constexpr (terms == Terms::kPairs) {
+  if constexpr (elements == Elements::kPairs) {
     return cpu::multiply_bf16x2(a, b, sum);
   } else {
     return fmadd(a, b, sum);
@@ -78,7 +78,7 @@ inline Vec<T> broadcast(const T* p) {
 
 /// C (kRows x kVectors vectors) from A (kRows x depth; transposed: depth x kRows) and B (depth x vectors). scale: of
 /// pairs alone, multiplies A B.
-template <typename T, int kRows, int kVectors, bool kTransposed, Into into, Terms terms = Terms::kNumbers>
+template <typename T, int kRows, int kVectors, bool kTransposed, Into into, Elements elements = Elements::kNumbers>
 inline __attribute__((always_inline)) void register_tile(const T* a, int64_t a_row, const T* b, int64_t b_row,
                                                          int64_t depth, T* c, int64_t c_row, T* extra, T scale = T(1)) {
   constexpr int kLanes = Vec<T>::size();
@@ -91,13 +91,13 @@ inline __attribute__((always_inline)) void register_tile(const T* a, int64_t a_r
     POSENC_UNROLL for (int j = 0; j < kVectors; ++j) { x[j] = Vec<T>::loadu(b + k * b_row + j * kLanes); }
     POSENC_UNROLL for (int i = 0; i < kRows; ++i) {
       const Vec<T> y = broadcast(kTransposed ? a + k * a_row + i : a + i * a_row + k);
-      POSENC_UNROLL for (int j = 0; j < kVectors; ++j) { sum[i][j] = multiply_add<terms>(y, x[j], sum[i][j]); }
+      POSENC_UNROLL for (int j = 0; j < kVectors; ++j) { sum[i][j] = multiply_add<elements>(y, x[j], sum[i][j]); }
     }
   }
   POSENC_UNROLL for (int i = 0; i < kRows; ++i) {
     POSENC_UNROLL for (int j = 0; j < kVectors; ++j) {
       T* to = c + i * c_row + j * kLanes;
-      if constexpr (terms == Terms::kPairs) {
+      if constexpr (elements == Elements::kPairs) {
         sum[i][j] = sum[i][j] * Vec<T>(scale);
       }
       if constexpr (into == Into::kAdd) {
@@ -144,7 +144,7 @@ inline void for_each_column_tile(int64_t count, const Body& body) {
 
 /// scores (keys x kTileQueries) = scale * key (keys x width) query^T, query packed as (width x kTileQueries); scale of
 /// pairs alone. `queries` is a multiple of the vector length. largest: null, or the running maximum of each query.
-template <typename T, Terms terms = Terms::kNumbers>
+template <typename T, Elements elements = Elements::kNumbers>
 void score_product(const PackedRows<T>& key, const T* query, int64_t keys, int64_t queries, int64_t width,
                    int64_t diagonal, T* scores, T* largest, T scale = T(1)) {
   for_each_row_tile(keys, [&]<int kRows>(int64_t k) {
@@ -154,10 +154,10 @@ void score_product(const PackedRows<T>& key, const T* query, int64_t keys, int64
       }
       T* to = scores + k * kTileQueries + q;
       if (largest != nullptr) {
-        register_tile<T, kRows, kVectors, false, Into::kStoreMax, terms>(
+        register_tile<T, kRows, kVectors, false, Into::kStoreMax, elements>(
             key.data + k * key.row, key.row, query + q, kTileQueries, width, to, kTileQueries, largest + q, scale);
       } else {
-        register_tile<T, kRows, kVectors, false, Into::kStore, terms>(
+        register_tile<T, kRows, kVectors, false, Into::kStore, elements>(
             key.data + k * key.row, key.row, query + q, kTileQueries, width, to, kTileQueries, nullptr, scale);
       }
     });
@@ -169,7 +169,7 @@ template <typename T>
 void pair_product(const PackedRows<T>& key, const T* query, int64_t keys, int64_t queries, int64_t width,
                   int64_t diagonal, T* scores, T* largest, T scale) {
   if constexpr (cpu::kHasBf16x2 && std::is_same_v<T, float>) {
-    score_product<T, Terms::kPairs>(key, query, keys, queries, (width + 1) / 2, diagonal, scores, largest, scale);
+    score_product<T, Elements::kPairs>(key, query, keys, queries, (width + 1) / 2, diagonal, scores, largest, scale);
   }
 }
 

@@ -3,6 +3,8 @@
 /// What a term of the scores may do in a kernel, for kernel files only. A term's class derives from TileTerm or
 /// DecodeTerm and overrides (hides: nothing is virtual) what it takes part in; terms/kernels.h calls all terms that a
 /// head has.
+///
+/// Scores are in base 2: what is added to them is multiplied by kLog2E. Gradients are those of the natural scores.
 
 #include "attention/tile/gemv.h"
 #include "attention/tile/operands.h"
@@ -56,6 +58,10 @@ struct BackwardSums {
   T* scratch;
 };
 
+/// A term X has, in addition to what it overrides, the elements of T that it needs and a constructor that takes them:
+///   static int64_t size(const XHead<T>& head, const TileContext<T>& context);
+///   XTile(const XHead<T>& head, const XGradient<T>* gradient, const TileContext<T>& context, T* memory);
+/// gradient: null in the forward pass.
 template <typename T>
 struct TileTerm {
   // Both passes.
@@ -96,7 +102,8 @@ struct TileTerm {
   void add_weight_gradients(const Tile& /*t*/, T* /*grad*/) const {}
   /// Takes the weights of a tile, after dropout.
   void accumulate_weights(const Tile& /*t*/, const T* /*weights*/) {}
-  /// Takes the gradients of a tile of scores, 0 where hidden.
+  /// Takes the gradients of a tile of scores: 0 where hidden, and not written where for_each_vector() (tile/tile.h)
+  /// says that no lane sees the key.
   void accumulate_gradients(const Tile& /*t*/, const T* /*mask*/, const T* /*grad*/) {}
   /// Calls body(tile, mask, grad, operands) with the gradients of products other than query . key, and takes them from
   /// `grad`, or adds to it what joins that product. True where `grad` is spent.
@@ -136,12 +143,17 @@ struct DecodeRow {
   bool partial;
 };
 
+/// A term X has, in addition to what it overrides:
+///   static int64_t size(const Heads<T>& heads, const DecodeContext<T>& context);
+///   XDecode(const Heads<T>* heads, const DecodeRows<T>& rows, const DecodeContext<T>& context, T* memory);
+///   bool used() const;
 template <typename T>
 struct DecodeTerm {
   static constexpr bool kNeedsDistance = false;
 
   // Product is a function object: product(queries, keys, scores) multiplies rows of queries, arranged by
-  // product.arrange(rows, to), with the block's keys; product.near(scores) multiplies query with key.
+  // product.arrange(rows, to), with the block's keys; product.of_query(keys, scores) multiplies query with other keys,
+  // product.near(scores) with key.
 
   /// Keys begin .. end - 1 follow.
   template <typename Product>
@@ -164,7 +176,7 @@ struct DecodeTerm {
   /// they have left out at the end.
   T newly_deferred(int64_t /*row*/) { return T(0); }
   T deferred(int64_t /*row*/) const { return T(0); }
-  /// Adds to a row of scores. A term that hides keys clears their entries of row.visible and sets row.partial.
+  /// Adds to a row of scores, in base 2. A term that hides keys clears their entries of row.visible and sets row.partial.
   void add(DecodeRow<T>& /*row*/) {}
   /// Takes the weights of a row; those of the blocks before have been multiplied by `factor` since.
   void accumulate_weights(const DecodeRow<T>& /*row*/, T /*factor*/) {}

@@ -93,10 +93,8 @@ inline void visible_keys(const Visibility& v, int64_t first_query, int64_t queri
 }
 
 /// radius + clip(distance, -radius, radius): the entry of a table of 2 * radius + 1.
-template <typename Number>
-int64_t clipped_entry(Number distance, int64_t radius) {
-  const Number bound = static_cast<Number>(radius);
-  return static_cast<int64_t>(std::clamp(distance, -bound, bound) + bound);
+inline int64_t clipped_entry(int64_t distance, int64_t radius) {
+  return std::clamp(distance, -radius, radius) + radius;
 }
 
 /// key - query, of all pairs of a tile; positions are integers.

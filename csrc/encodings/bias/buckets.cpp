@@ -111,7 +111,7 @@ POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
 
 POSENC_LIBRARY_IMPL(Meta, m) { m.impl("t5_bucket", &t5_bucket_meta); }
 
-// Whose checks refuse nested tensors by name, those of Python's class too.
+// Nested tensors come to these keys; check_dense() refuses them by name.
 POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { m.impl("t5_bucket", &t5_bucket_kernel); }
 POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { m.impl("t5_bucket", &t5_bucket_kernel); }
 

@@ -2,7 +2,6 @@
 
 #include "common/composite.h"
 #include "common/checks.h"
-#include "common/registration.h"
 #include "encodings/forgetting/ops.h"
 
 #include <ATen/ATen.h>
@@ -71,12 +70,10 @@ Tensor decay_terms_composite(const OptionalTensor& log_decay, const Tensor& quer
   return fits(key_mask, query, key) ? decay.masked_fill(key_mask->logical_not().unsqueeze(1), 0) : decay;
 }
 
-void register_composites(torch::Library& m) {
+POSENC_COMPOSITES(m) {
   m.impl("_log_decay", &log_decay_composite);
   m.impl("_decay_terms", &decay_terms_composite);
 }
-
-POSENC_COMPOSITES(m) { register_composites(m); }
 
 }  // namespace
 }  // namespace posenc::forgetting_ops

@@ -284,7 +284,7 @@ void register_ops(torch::Library& m) {
 
 POSENC_LIBRARY_IMPL(CPU, m) { register_ops(m); }
 
-// Whose checks refuse nested tensors by name, those of Python's class too.
+// Nested tensors come to these keys; check_dense() refuses them by name.
 POSENC_LIBRARY_IMPL(NestedTensorCPU, m) { register_ops(m); }
 POSENC_LIBRARY_IMPL(AutogradNestedTensor, m) { register_ops(m); }
 

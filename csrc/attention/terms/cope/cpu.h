@@ -2,6 +2,7 @@
 
 #include "attention/cpu/term.h"
 #include "attention/terms/cope/head.h"
+#include "attention/terms/list.h"
 
 namespace posenc::attention_ops {
 

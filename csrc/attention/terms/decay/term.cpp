@@ -34,7 +34,7 @@ Tensor less_keys(const Operands& o, const Block& block, const Tensor& x) {
 void Decay::add_scores(const Operands& o, const Block& block, Tensor& scores) {
   const auto [sums, undefined] = sum_decays(o.call, wide_type(o));
   const Tensor bias = less_keys(o, block, sums).to(o.dtype);
-  scores = scores + (o.may_be_nonfinite(kLogDecay) ? at::where(less_keys(o, block, undefined) == 0, bias, kNaN) : bias);
+  scores = scores + at::where(less_keys(o, block, undefined) == 0, bias, kNaN);
 }
 
 void Decay::add_gradients(const Operands& o, const Block& block, const Tensor& grad, ProductGradient& /*product*/,

@@ -90,9 +90,8 @@ class Segments {
 template <typename T>
 class FireTile : public TileTerm<T> {
  public:
-  static int64_t size(const FireHead<T>& /*head*/, const TileContext<T>& context) {
-    const bool one_by_one = context.visible == nullptr || !context.visible->by_index();
-    return kTileQueries + 2 * kDiagonals + (one_by_one ? kTileKeys * kTileQueries : 0);
+  static int64_t size(const FireHead<T>& /*head*/, const TileContext<T>& /*context*/) {
+    return kTileQueries + 2 * kDiagonals + kTileKeys * kTileQueries;
   }
 
   FireTile(const FireHead<T>& head, const FireGradient<T>* grad, const TileContext<T>& context, T* at)
