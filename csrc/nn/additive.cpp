@@ -36,7 +36,7 @@ std::tuple<at::Tensor, at::Tensor> AdditiveEncoding::attend_with_lse(const at::T
 
 at::Tensor AdditiveEncoding::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_token_state(*this, call);
-  check_no_dropout("logits", call);
+  check_no_dropout(*this, call);
   const ScoreTerms added = terms(score_call(query, key, call));
   return attention_ops::attention_logits(query, key, with_terms(call, scale_of(call), added));
 }

@@ -4,6 +4,7 @@
 #include "common/plain_tensors.h"
 #include "nn/additive_call.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -20,9 +21,7 @@ void ALiBiImpl::reset() {
                     numbers.size());
   initial_slopes_ = plain_tensor(numbers);
   if (options.learnable()) {
-    const PlainTensorsGuard guard;
-    slopes = register_parameter(
-        "slopes", initial_slopes_.to(c10::get_default_dtype_as_scalartype(), /*non_blocking=*/false, /*copy=*/true));
+    slopes = register_parameter("slopes", parameter_from(initial_slopes_));
   } else {
     slopes = initial_slopes_;
   }

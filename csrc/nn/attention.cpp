@@ -157,6 +157,7 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
                     "Attention: expected x of shape (batch, length, embed_dim) with embed_dim ", options.embed_dim(),
                     ", but got ", x.defined() ? c10::str(x.sizes()) : "an undefined tensor");
   const auto& positions = call.positions();
+  check_dense("Attention", "positions", positions);
   if (positions) {
     const int64_t dims = positions->dim();
     const bool fits = dims >= 1 && dims <= 3 && positions->size(-1) == x.size(1) &&

@@ -3,10 +3,10 @@
 #include "common/checks.h"
 #include "common/plain_tensors.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 #include "nn/rotary_call.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/DefaultDtype.h>
 
 namespace posenc::nn {
 namespace {
@@ -32,8 +32,7 @@ void AxialRotaryImpl::reset() {
   check(options);
   initial_ = initial_inv_freq();
   if (options.learnable()) {
-    const PlainTensorsGuard guard;
-    inv_freq = register_parameter("inv_freq", initial_.to(c10::get_default_dtype_as_scalartype(), false, true));
+    inv_freq = register_parameter("inv_freq", parameter_from(initial_));
   }
 }
 

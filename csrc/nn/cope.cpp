@@ -4,11 +4,10 @@
 #include "common/checks.h"
 #include "encodings/cope/ops.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 #include "nn/score_call.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <c10/core/DefaultDtype.h>
 
 #include <cmath>
 
@@ -54,11 +53,10 @@ CoPEImpl::CoPEImpl(CoPEOptions options) : options(std::move(options)) { reset();
 
 void CoPEImpl::reset() {
   check(options);
-  const at::TensorOptions kind(c10::get_default_dtype_as_scalartype());
   const int64_t tables = options.num_heads().value_or(1);
-  pos_emb = register_parameter("pos_emb", at::empty({tables, options.head_dim(), options.max_positions()}, kind));
+  pos_emb = register_parameter("pos_emb", unset_parameter({tables, options.head_dim(), options.max_positions()}));
   if (options.gate_bias()) {
-    gate_bias = register_parameter("gate_bias", at::empty({tables}, kind));
+    gate_bias = register_parameter("gate_bias", unset_parameter({tables}));
   }
   reset_parameters();
 }
@@ -94,7 +92,7 @@ std::tuple<at::Tensor, at::Tensor> CoPEImpl::attend_with_lse(const at::Tensor& q
 at::Tensor CoPEImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_query("CoPE", query, options.head_dim(), options.num_heads());
   check_gate_key(options.gate(), call.gate_key().has_value());
-  check_no_dropout("CoPE", call);
+  check_no_dropout(*this, call);
   return attention_ops::cope_attention_logits(query, key, pos_emb, cope_options(*this, call, call.gate_key()));
 }
 

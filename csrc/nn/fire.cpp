@@ -2,6 +2,7 @@
 
 #include "nn/additive_call.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 #include "nn/score_call.h"
 
 #include <ATen/ops/zeros_like.h>
@@ -16,6 +17,11 @@ attention_ops::FireTerms fire_terms(FIREImpl& module, const bias_ops::Span& span
   const auto &in = module.mlp->at<torch::nn::LinearImpl>(0), &out = module.mlp->at<torch::nn::LinearImpl>(2);
   return bias_ops::fire_terms({module.c, module.threshold, in.weight, in.bias, out.weight, out.bias},
                               module.options.eps(), span);
+}
+
+void set_c_and_threshold(FIREImpl& module) {
+  torch::nn::init::constant_(module.c, module.options.c());
+  torch::nn::init::constant_(module.threshold, module.options.threshold());
 }
 
 }  // namespace
@@ -36,13 +42,11 @@ void FIREImpl::reset() {
   mlp->push_back(torch::nn::Linear(1, options.hidden_dim()));
   mlp->push_back(torch::nn::ReLU());
   mlp->push_back(torch::nn::Linear(options.hidden_dim(), options.num_heads()));
-  torch::nn::init::constant_(c, options.c());
-  torch::nn::init::constant_(threshold, options.threshold());
+  set_c_and_threshold(*this);
 }
 
 void FIREImpl::reset_parameters() {
-  torch::nn::init::constant_(c, options.c());
-  torch::nn::init::constant_(threshold, options.threshold());
+  set_c_and_threshold(*this);
   mlp->at<torch::nn::LinearImpl>(0).reset_parameters();
   mlp->at<torch::nn::LinearImpl>(2).reset_parameters();
 }
@@ -53,15 +57,14 @@ std::tuple<at::Tensor, at::Tensor> FIREImpl::attend_with_lse(const at::Tensor& q
                                                              const at::Tensor& value, const AttendOptions& call) {
   check_token_state(*this, call);
   const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
-  return attention_ops::fire_attention(query, key, value, fire,
-                                       op_options<AttentionFuncOptions>(call).scale(scale_of(call)));
+  return attention_ops::fire_attention(query, key, value, fire, op_options<AttentionFuncOptions>(call));
 }
 
 at::Tensor FIREImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_token_state(*this, call);
-  check_no_dropout("logits", call);
+  check_no_dropout(*this, call);
   const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
-  return attention_ops::fire_logits(query, key, fire, op_options<AttentionFuncOptions>(call).scale(scale_of(call)));
+  return attention_ops::fire_logits(query, key, fire, op_options<AttentionFuncOptions>(call));
 }
 
 ScoreTerms FIREImpl::terms(const ScoreCall& call) {

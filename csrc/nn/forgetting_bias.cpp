@@ -4,10 +4,9 @@
 #include "common/checks.h"
 #include "encodings/forgetting/ops.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 #include "nn/score_call.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/core/DefaultDtype.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -35,10 +34,9 @@ ForgettingBiasImpl::ForgettingBiasImpl(ForgettingBiasOptions options) : options(
 
 void ForgettingBiasImpl::reset() {
   check(options);
-  const at::TensorOptions kind(c10::get_default_dtype_as_scalartype());
-  weight = register_parameter("weight", at::empty({options.num_heads(), options.embed_dim()}, kind));
+  weight = register_parameter("weight", unset_parameter({options.num_heads(), options.embed_dim()}));
   if (options.kind() == ForgettingKind::kFoX) {
-    bias = register_parameter("bias", at::empty({options.num_heads()}, kind));
+    bias = register_parameter("bias", unset_parameter({options.num_heads()}));
   }
   reset_parameters();
 }
@@ -63,7 +61,7 @@ std::tuple<at::Tensor, at::Tensor> ForgettingBiasImpl::attend_with_lse(const at:
 }
 
 at::Tensor ForgettingBiasImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_no_dropout("ForgettingBias", call);
+  check_no_dropout(*this, call);
   return attention_ops::attention_logits(query, key, forgetting_options(*this, query, key, call));
 }
 

@@ -3,6 +3,7 @@
 #include "common/checks.h"
 #include "nn/additive_call.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 
 #include <torch/nn/init.h>
 

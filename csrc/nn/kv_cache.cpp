@@ -101,12 +101,12 @@ void KVCache::check_state(const TokenState& state, int64_t tokens) const {
     if (x.dim() == 4) {
       check(x, name.c_str(), tokens);
     } else {
-      check_numbers(x, name.c_str(), tokens);
+      check_per_head(x, name.c_str(), tokens);
     }
   }
 }
 
-void KVCache::check_numbers(const at::Tensor& x, const char* name, int64_t tokens) const {
+void KVCache::check_per_head(const at::Tensor& x, const char* name, int64_t tokens) const {
   const auto stored = token_state_.find(name);
   const bool known = length_ > 0 && stored != token_state_.end();
   TORCH_CHECK_VALUE(x.dim() == 3 && x.size(0) == options_.batch_size() && x.size(2) == tokens &&

@@ -3,9 +3,8 @@
 #include "common/checks.h"
 #include "nn/absolute_call.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/core/DefaultDtype.h>
 #include <torch/nn/init.h>
 
 namespace posenc::nn {
@@ -19,8 +18,7 @@ LearnedAbsoluteImpl::LearnedAbsoluteImpl(LearnedAbsoluteOptions options) : optio
 
 void LearnedAbsoluteImpl::reset() {
   check(options);
-  weight = register_parameter("weight", at::empty({options.max_positions(), options.dim()},
-                                                  at::TensorOptions(c10::get_default_dtype_as_scalartype())));
+  weight = register_parameter("weight", unset_parameter({options.max_positions(), options.dim()}));
   reset_parameters();
 }
 

@@ -16,7 +16,7 @@ std::tuple<at::Tensor, at::Tensor> PiecewiseEncoding::attend_with_lse(const at::
 
 at::Tensor PiecewiseEncoding::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_token_state(*this, call);
-  check_no_dropout(class_name(), call);
+  check_no_dropout(*this, call);
   const auto s = sides(query, key, call.q_positions(), call.k_positions());
   return attention_ops::piecewise_attention_logits(s.q_near, s.k_near, s.q_far, s.k_far, threshold(),
                                                    op_options<PiecewiseAttentionFuncOptions>(call));

@@ -1,9 +1,8 @@
-#include "common/plain_tensors.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 #include "nn/rotary_call.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/DefaultDtype.h>
 
 namespace posenc::nn {
 namespace {
@@ -27,9 +26,7 @@ void RotaryImpl::reset() {
   check(options);
   frequencies_ = frequencies(options.seq_len());
   if (options.learnable()) {
-    const PlainTensorsGuard guard;
-    inv_freq =
-        register_parameter("inv_freq", frequencies_.inv_freq.to(c10::get_default_dtype_as_scalartype(), false, true));
+    inv_freq = register_parameter("inv_freq", parameter_from(frequencies_.inv_freq));
   }
 }
 

@@ -1,9 +1,11 @@
 #include "nn/score_call.h"
 
+#include "common/checks.h"
+
 #include <c10/util/Type.h>
+
 #include <algorithm>
 #include <typeinfo>
-#include "common/checks.h"
 
 namespace posenc::nn {
 namespace {
@@ -51,9 +53,9 @@ void check_causal_by_index(const char* module, const AttendOptions& call, const 
                     ": expected no q_positions or k_positions: ", reason);
 }
 
-void check_no_dropout(const char* module, const AttendOptions& call) {
-  TORCH_CHECK_VALUE(call.dropout_p() == 0, module, ": expected no dropout_p in logits, which drop nothing, but got ",
-                    call.dropout_p());
+void check_no_dropout(const ScoreEncoding& encoding, const AttendOptions& call) {
+  TORCH_CHECK_VALUE(call.dropout_p() == 0, class_name(encoding),
+                    ": expected no dropout_p in logits, which drop nothing, but got ", call.dropout_p());
 }
 
 }  // namespace posenc::nn

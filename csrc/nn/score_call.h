@@ -22,7 +22,7 @@ void check_token_state(const ScoreEncoding& encoding, const AttendOptions& call)
 void check_causal_by_index(const char* module, const AttendOptions& call, const char* reason);
 
 /// Raises where logits() is called with dropout.
-void check_no_dropout(const char* module, const AttendOptions& call);
+void check_no_dropout(const ScoreEncoding& encoding, const AttendOptions& call);
 
 /// The options of an attention op that a call gives: what every op takes, and is_causal and positions where the op
 /// takes them. What a call does not give keeps the op's default.

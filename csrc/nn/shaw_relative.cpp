@@ -3,10 +3,9 @@
 #include "attention/ops.h"
 #include "common/checks.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 #include "nn/score_call.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/core/DefaultDtype.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -32,10 +31,9 @@ void ShawRelativeImpl::reset() {
   if (options.num_heads()) {
     sizes.insert(sizes.begin(), *options.num_heads());
   }
-  const at::TensorOptions kind(c10::get_default_dtype_as_scalartype());
-  rel_k = register_parameter("rel_k", at::empty(sizes, kind));
+  rel_k = register_parameter("rel_k", unset_parameter(sizes));
   if (options.values()) {
-    rel_v = register_parameter("rel_v", at::empty(sizes, kind));
+    rel_v = register_parameter("rel_v", unset_parameter(sizes));
   }
   reset_parameters();
 }
@@ -66,7 +64,7 @@ std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::T
 at::Tensor ShawRelativeImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
   check_query("ShawRelative", query, options.head_dim(), options.num_heads());
   check_token_state(*this, call);
-  check_no_dropout("ShawRelative", call);
+  check_no_dropout(*this, call);
   return attention_ops::relative_attention_logits(query, key, rel_k, op_options<RelativeAttentionFuncOptions>(call));
 }
 

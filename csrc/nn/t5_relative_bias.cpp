@@ -2,6 +2,7 @@
 
 #include "nn/additive_call.h"
 #include "nn/describe.h"
+#include "nn/parameters.h"
 
 #include <torch/nn/init.h>
 

@@ -184,10 +184,9 @@ class Bound {
   /// A function `name` of the options, for the Python class, which needs it without drawing parameters in C++.
   template <typename F>
   Bound& of_options(const char* name, F f) {
-    constexpr size_t all = 99;
-    m_.attr(name) = function(py::scope(m_), name, signature(name, parameters_of<Options>(all)),
+    m_.attr(name) = function(py::scope(m_), name, signature(name, parameters_of<Options>(kAllByPosition)),
                              [module = name_, f](const py::args& args, const py::kwargs& kwargs) {
-                               const auto options = read_options<Options>(module, args, kwargs, all);
+                               const auto options = read_options<Options>(module, args, kwargs, kAllByPosition);
                                check(options);
                                return f(options);
                              });

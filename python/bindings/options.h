@@ -7,6 +7,7 @@
 #include <posenc/nn/options.h>
 #include <posenc/scaling.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -21,13 +22,15 @@ namespace posenc::python {
 
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
+/// As a number of parameters that go by position: all of them.
+inline constexpr size_t kAllByPosition = std::numeric_limits<size_t>::max();
+
 /// The options that a constructor takes, the first `required` ones, at any value, and the others at their defaults.
 template <typename Options>
 struct Blank {
   static constexpr size_t required = std::is_constructible_v<Options, int64_t>                         ? 1
                                      : std::is_constructible_v<Options, int64_t, int64_t>              ? 2
                                      : std::is_constructible_v<Options, int64_t, std::vector<int64_t>> ? 2
-                                     : std::is_constructible_v<Options, int64_t, int64_t, int64_t>     ? 3
                                                                                                        : 4;
   static Options make() {
     if constexpr (std::is_constructible_v<Options, int64_t>) {

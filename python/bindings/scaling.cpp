@@ -39,10 +39,9 @@ py::tuple fields_of(S scaling) {
 /// Binds a scaling as an immutable value: a constructor of all its fields, and each as a read-only property.
 template <class S>
 py::class_<S> bind(py::module_& m, const char* doc) {
-  constexpr size_t all = 99;
   static const std::string name = name_of(Scaling(blank<S>()));
   S defaults = blank<S>();
-  ParameterWriter parameters(num_required<S>, all);
+  ParameterWriter parameters(num_required<S>, kAllByPosition);
   visit_fields(defaults, parameters);
 
   py::options options;
@@ -50,7 +49,7 @@ py::class_<S> bind(py::module_& m, const char* doc) {
   py::class_<S> type(m, name.c_str(), (signature(name.c_str(), parameters.text()) + doc).c_str());
   type.def(py::init([](const py::args& args, const py::kwargs& kwargs) {
              S scaling = blank<S>();
-             ArgumentReader reader(name.c_str(), args, kwargs, num_required<S>, all);
+             ArgumentReader reader(name.c_str(), args, kwargs, num_required<S>, kAllByPosition);
              visit_fields(scaling, reader);
              reader.finish();
              validate(scaling);
@@ -229,9 +228,8 @@ void bind_ramp_types(py::module_& m) {
         >>> posenc.scaling.Yarn(4, 8192, truncate=False)
         Yarn(factor=4, original_max_positions=8192, truncate=False)
     )");
-  yarn.def("softmax_scale", &Yarn::softmax_scale, R"(softmax_scale(self)
---
-
+  yarn.def("softmax_scale", &Yarn::softmax_scale,
+           (signature("softmax_scale", "self") + R"(
 What multiplies the softmax scale in DeepSeek-V2 and V3.
 
     g(mscale_all_dim)^2; 1.0 where mscale_all_dim is absent or 0. Apart from the magnitude on cos and sin.
@@ -239,7 +237,8 @@ What multiplies the softmax scale in DeepSeek-V2 and V3.
     Example:
         >>> round(posenc.scaling.Yarn(40, 4096, mscale=1, mscale_all_dim=1).softmax_scale(), 7)
         1.8738542
-    )");
+    )")
+               .c_str());
 
   bind<Llama3>(m, R"(Llama 3.1's scaling.
 

@@ -135,8 +135,8 @@ at::Tensor AttendImpl::forward(const at::Tensor& q, const at::Tensor& k, const a
   if (!score.always_causal()) {
     call.is_causal(true);
   }
-  if (score.needs_log_decay()) {
-    call.log_decay(score.log_decay(x));
+  for (const auto& [name, state] : score.token_state(x)) {
+    call.set_state(name, state);
   }
   return score.attend(turned_q, turned_k, v, call);
 }

@@ -127,20 +127,13 @@ class POSENC_API ScoreEncoding {
   /// False where positions are counted by the encoding itself, from what it sees.
   virtual bool takes_positions() const { return true; }
   /// The layer's input x (B, T, embed_dim) -> state of its tokens. Attention passes it to attend(), and with a cache
-  /// that of earlier tokens too. Empty by default; log_decay(x) where needs_log_decay().
-  virtual TokenState token_state(const at::Tensor& x) {
-    return needs_log_decay() ? TokenState{{"log_decay", log_decay(x)}} : TokenState();
-  }
+  /// that of earlier tokens too. Empty by default.
+  virtual TokenState token_state(const at::Tensor& /*x*/) { return {}; }
   /// The names of the token state that attend() and logits() take; others raise c10::ValueError.
   virtual std::vector<std::string> token_state_names() const { return {}; }
   /// True where a call needs the state "gate_key": keys of a projection of their own, which Attention makes and rotates
   /// as it does the keys.
   virtual bool needs_gate_key() const { return false; }
-  /// True where token_state() makes "log_decay", by log_decay().
-  virtual bool needs_log_decay() const { return false; }
-  /// The layer's input x (B, T, embed_dim) -> decays of its tokens, (B, H, T), float32 (float64 for float64). Undefined
-  /// unless needs_log_decay().
-  virtual at::Tensor log_decay(const at::Tensor& /*x*/) { return {}; }
   /// True where the encoding rotates queries and keys itself, and takes them unrotated.
   virtual bool rotates() const { return false; }
   /// The width of the layer's input that it was made for; absent: any.

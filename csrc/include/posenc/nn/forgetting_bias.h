@@ -65,7 +65,8 @@ class POSENC_API ForgettingBiasImpl : public torch::nn::Cloneable<ForgettingBias
   /// x (B, T, embed_dim) -> a (B, H, T), float32 (float64 for float64), also of half-width parameters and under
   /// autocast: sums run over thousands of tokens.
   at::Tensor forward(const at::Tensor& x);
-  at::Tensor log_decay(const at::Tensor& x) override { return forward(x); }
+  /// "log_decay": forward(x).
+  TokenState token_state(const at::Tensor& x) override { return {{"log_decay", forward(x)}}; }
 
   /// call.log_decay is what forward() made of all keys' tokens.
   std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
@@ -75,7 +76,6 @@ class POSENC_API ForgettingBiasImpl : public torch::nn::Cloneable<ForgettingBias
   bool always_causal() const override { return true; }
   bool takes_positions() const override { return false; }
   std::vector<std::string> token_state_names() const override { return {"log_decay"}; }
-  bool needs_log_decay() const override { return true; }
   std::optional<int64_t> embed_dim() const override { return options.embed_dim(); }
   std::optional<int64_t> num_heads() const override { return options.num_heads(); }
 

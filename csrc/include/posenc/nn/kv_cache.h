@@ -114,7 +114,7 @@ class POSENC_API KVCache {
   std::optional<at::Tensor> state_of(const char* name) const;
   void check(const at::Tensor& x, const char* name, int64_t tokens) const;
   void check_state(const TokenState& state, int64_t tokens) const;
-  void check_numbers(const at::Tensor& x, const char* name, int64_t tokens) const;
+  void check_per_head(const at::Tensor& x, const char* name, int64_t tokens) const;
   void check_place(const at::Tensor& x, const char* name) const;
   void check_positions(const at::Tensor& positions, int64_t tokens) const;
   void store_positions(const std::optional<at::Tensor>& positions, int64_t tokens);

@@ -26,10 +26,6 @@ class POSENC_API PiecewiseEncoding : public ScoreEncoding {
                                const std::optional<at::Tensor>& k_positions = std::nullopt) const = 0;
   /// The distance, in tokens, from which the far score counts.
   virtual int64_t threshold() const = 0;
-
- protected:
-  /// The class, for messages.
-  virtual const char* class_name() const = 0;
 };
 
 }  // namespace posenc::nn

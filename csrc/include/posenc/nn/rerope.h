@@ -67,9 +67,6 @@ class POSENC_API ReRoPEImpl : public torch::nn::Cloneable<ReRoPEImpl>, public Pi
 
   ReRoPEOptions options;
 
- protected:
-  const char* class_name() const override { return "ReRoPE"; }
-
  private:
   at::Tensor inv_freq_, far_inv_freq_;
 };

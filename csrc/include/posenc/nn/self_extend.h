@@ -61,9 +61,6 @@ class POSENC_API SelfExtendImpl : public torch::nn::Cloneable<SelfExtendImpl>, p
 
   SelfExtendOptions options;
 
- protected:
-  const char* class_name() const override { return "SelfExtend"; }
-
  private:
   at::Tensor inv_freq_;
 };
