@@ -100,8 +100,7 @@ def rotation(rotary: RotaryEncoding, *, ax: Axes | None = None, seq_len: int | N
     """Draws the spectrum of angles, in radians per token by pair, before and after scaling or learning.
 
     XPos: also how much a pair's share of a score decays with each token (right axis). AxialRotary, MultimodalRotary:
-        pairs
-    by their axis.
+    pairs by their axis.
 
     Args:
         rotary: A rotary encoding of posenc.nn.

@@ -10,6 +10,7 @@ RopeConfig = _C.scaling.RopeConfig
 
 __all__ = ["RopeConfig", "multimodal_rotary_arguments", "read_rope", "rotary_arguments"]
 
+_SIZE_KEYS = ("hidden_size", "n_embd", "num_attention_heads")
 # A mapping with one of these is a model's configuration; without, it is a rope dict. In this order, as configurations
 # whose layers differ in heads raise where that is read of all of them at once.
 _CONFIG_KEYS = (
@@ -17,9 +18,7 @@ _CONFIG_KEYS = (
     "rope_parameters",
     "rope_scaling",
     "text_config",
-    "hidden_size",
-    "n_embd",
-    "num_attention_heads",
+    *_SIZE_KEYS,
 )
 # Bases of sliding-attention layers in configurations from before rope dicts per layer type (Gemma 3, ModernBERT).
 _LOCAL_THETA_KEYS = ("rope_local_base_freq", "local_rope_theta")
@@ -168,9 +167,9 @@ def _require(config: Any, key: str, *values: Any) -> None:
 
 
 def _checked(config: Any) -> Any:
-    """``config``; raises where a number of a dict is none, before transformers raises in its own words."""
+    """``config``; raises where a value that must be a number is not one, before transformers raises in its own words."""
     if isinstance(config, Mapping):
-        for key in (*_CONFIG_KEYS[4:], *_THETA_KEYS, *_PART_KEYS, "head_dim", "rotary_dim", "max_position_embeddings"):
+        for key in (*_SIZE_KEYS, *_THETA_KEYS, *_PART_KEYS, "head_dim", "rotary_dim", "max_position_embeddings"):
             _number(config.get, key)
     return config
 

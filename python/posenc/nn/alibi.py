@@ -70,13 +70,17 @@ class ALiBi(AdditiveEncoding):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         slopes = self._buffers.pop("slopes", None)
-        result = super()._apply(fn, recurse)
-        if slopes is not None:
-            device = fn(torch.empty(0, device=slopes.device)).device
-            if device.type == "meta":  # would lose the numbers; a call moves the slopes to its own device anyway
-                device = slopes.device
-            dtype = torch.float32 if device.type == "mps" else slopes.dtype  # MPS has no float64
-            self._buffers["slopes"] = slopes.to(device, dtype)
+        try:
+            result = super()._apply(fn, recurse)
+            if slopes is not None:
+                device = fn(torch.empty(0, device=slopes.device)).device
+                if device.type == "meta":  # would lose the numbers; a call moves the slopes to its own device anyway
+                    device = slopes.device
+                dtype = torch.float32 if device.type == "mps" else slopes.dtype  # MPS has no float64
+                slopes = slopes.to(device, dtype)
+        finally:
+            if slopes is not None:
+                self._buffers["slopes"] = slopes
         return result
 
     def terms(self, call: ScoreCall) -> ScoreTerms:

@@ -14,11 +14,11 @@ class ReRoPE(PiecewiseEncoding):
     """RoPE whose distance n stops growing at a window w (Su, kexue.fm 9708), for texts longer than a model was trained
     on.
 
-    Plain: ``min(n, w)``. Leaky, with a leak k: n below w, else ``w + (n - w) / k``. No training is needed. For near
-        keys (n < w) query
-    and key are rotated by their positions. For far keys, plain: the query is rotated by the constant position w and the
-    key is not rotated. Leaky: the query is rotated by its position + w (k - 1) and the key by its own, both with
-    frequencies divided by k.
+    Plain: ``min(n, w)``. Leaky, with a leak k: n below w, else ``w + (n - w) / k``. No training is needed.
+
+    For near keys (n < w) query and key are rotated by their positions. For far keys, plain: the query is rotated by the
+    constant position w and the key is not rotated. Leaky: the query is rotated by its position + w (k - 1) and the key
+    by its own, both with frequencies divided by k.
 
     Queries and keys come unrotated, and a cache holds unrotated keys.
 

@@ -1,8 +1,7 @@
 """The ops of posenc as functions of tensors. Each is one call of ``torch.ops.posenc.NAME``.
 
 dtypes: float32, float64, bfloat16, float16; arithmetic is float32 (float64 for float64), angles are formed and reduced
-    in
-float64. Tensors may have any strides: pass ``x.transpose(1, 2)`` of a (B, T, H, D) tensor as it is. Outputs keep the
+in float64. Tensors may have any strides: pass ``x.transpose(1, 2)`` of a (B, T, H, D) tensor as it is. Outputs keep the
 order of the strides.
 
 Raises: ValueError for shapes and values, TypeError for dtypes and for keywords that an op does not have.
@@ -11,8 +10,7 @@ Rotary ops
 ----------
 
 Shapes: B batch, H query heads, G key heads, T tokens, D head width, R rotary width (R <= D), A position axes. Tensors
-    to
-rotate are (B, H, T, D).
+to rotate are (B, H, T, D).
 
 Arguments that several of them share:
     positions: Integer or floating positions in tokens, (T) or (B, T); over several axes (A, T) or (A, B, T). They may

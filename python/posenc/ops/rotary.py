@@ -39,6 +39,13 @@ def changed_options(
     return options
 
 
+def _options(offset: int | Tensor, *options: Any) -> dict[str, Any]:
+    """:func:`changed_options`, and the offset under the name that ops have for its kind."""
+    changed = changed_options(*options)
+    changed["offsets" if isinstance(offset, Tensor) else "offset"] = offset
+    return changed
+
+
 def rotary(
     x: Tensor,
     positions: Tensor | None,
@@ -65,8 +72,7 @@ def rotary(
         >>> posenc.ops.rotary(torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4), torch.tensor([1]), inv_freq)
         tensor([[[[-1.9841,  1.9599,  2.4624,  4.0198]]]])
     """
-    options = changed_options(attention_scaling, interleaved, inverse, axes, exact)
-    options["offsets" if isinstance(offset, Tensor) else "offset"] = offset
+    options = _options(offset, attention_scaling, interleaved, inverse, axes, exact)
     return _rotary(x, positions, inv_freq, **options)
 
 
@@ -88,8 +94,7 @@ def rotary_qk(
     Shape:
         q (B, H, T, D), k (B, G, T, D) -> the same
     """
-    options = changed_options(attention_scaling, interleaved, inverse, axes, exact)
-    options["offsets" if isinstance(offset, Tensor) else "offset"] = offset
+    options = _options(offset, attention_scaling, interleaved, inverse, axes, exact)
     return _rotary_qk(q, k, positions, inv_freq, **options)
 
 
@@ -111,8 +116,7 @@ def rotary_qk_(
     Raises:
         RuntimeError: Grad mode is on and an input requires a gradient, or ``q`` and ``k`` overlap.
     """
-    options = changed_options(attention_scaling, interleaved, inverse, axes, exact)
-    options["offsets" if isinstance(offset, Tensor) else "offset"] = offset
+    options = _options(offset, attention_scaling, interleaved, inverse, axes, exact)
     _rotary_qk_(q, k, positions, inv_freq, **options)
 
 
