@@ -243,6 +243,22 @@ def test_keys_of_the_file_go_before_the_defaults():
     assert read_rope({"model_type": "gemma3_text", "rope_parameters": nested}, "full_attention").base == 1e6
 
 
+def test_a_composite_model_without_sizes_has_those_of_its_class():
+    rope = read_rope({"model_type": "llava"})
+    assert (rope.head_dim, rope.rotary_dim, rope.base) == (128, 128, 1e4)
+
+
+def test_a_key_that_the_class_does_not_read_changes_nothing_as_in_transformers():
+    """GPT-NeoX says rotary_pct."""
+    assert read_rope({"model_type": "gpt_neox", "partial_rotary_factor": 0.5}).rotary_dim == 24
+
+
+@pytest.mark.parametrize(("model_type", "key"), [("gptj", "rotary_dim"), ("qwen3", "head_dim")])
+def test_none_for_a_number_that_the_class_needs_is_refused_by_name(model_type, key):
+    with pytest.raises(ValueError, match=f"from_hf: .*Config of transformers refuses the configuration: .*'{key}'"):
+        read_rope({"model_type": model_type, key: None})
+
+
 def test_an_unknown_model_type_has_no_defaults_of_a_class():
     rope = read_rope({"model_type": "new_model", "hidden_size": 512, "num_attention_heads": 8, "rope_scaling": None})
     assert (rope.base, rope.head_dim, rope.rotary_dim) == (1e4, 64, 64)

@@ -8,6 +8,8 @@ from posenc.nn import FIRE
 from processes import python
 from tolerances import assert_bits, assert_near
 
+pytestmark = pytest.mark.kernels
+
 # More than five tiles, the last one cut.
 LENGTH = 530
 SEGMENTS = (torch.arange(LENGTH) // 97).expand(2, -1)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve()
-while not (ROOT / "VERSION").exists():
-    ROOT = ROOT.parent
+from processes import ROOT
 
 CLEAN = {
     "CMakeLists.txt": "set(POSENC_KERNEL_SOURCES\n  csrc/attention/loops.cpp)\n",

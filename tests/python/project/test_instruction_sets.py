@@ -1,24 +1,16 @@
 """Which instruction-set levels there are, which one runs, and what POSENC_CPU_CAPABILITY may be."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 import posenc
+from processes import python
 
 LEVELS = posenc._C.cpu_capabilities()
 
 
-def level_in_use(**environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "POSENC_CPU_CAPABILITY"}
-    return subprocess.run(
-        [sys.executable, "-c", "import posenc; print(posenc._C.cpu_capability())"],
-        env=kept | environment,
-        capture_output=True,
-        text=True,
-    )
+def level_in_use(level=None, **options):
+    code = "import posenc; print(posenc._C.cpu_capability())"
+    return python(code, POSENC_CPU_CAPABILITY=level, **options).strip()
 
 
 def test_every_build_runs_the_default_level_and_names_it_first():
@@ -27,19 +19,18 @@ def test_every_build_runs_the_default_level_and_names_it_first():
 
 
 def test_the_best_level_is_used_unless_another_is_named():
-    assert level_in_use().stdout.strip() == LEVELS[-1]
-    assert level_in_use(POSENC_CPU_CAPABILITY="").stdout.strip() == LEVELS[-1]
+    assert level_in_use() == LEVELS[-1]
+    assert level_in_use("") == LEVELS[-1]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_each_level_of_this_machine_can_be_named(level):
-    assert level_in_use(POSENC_CPU_CAPABILITY=level).stdout.strip() == level
+    assert level_in_use(level) == level
 
 
 def test_another_name_is_refused_with_all_names_of_this_architecture():
-    failed = level_in_use(POSENC_CPU_CAPABILITY="AVX2")
-    assert failed.returncode != 0
-    assert "POSENC_CPU_CAPABILITY must be default" in failed.stderr
-    assert ", but is 'AVX2'" in failed.stderr
-    names = failed.stderr.split("must be ")[1].split(", but is")[0]
+    printed = level_in_use("AVX2", expect_failure=True)
+    assert "POSENC_CPU_CAPABILITY must be default" in printed
+    assert ", but is 'AVX2'" in printed
+    names = printed.split("must be ")[1].split(", but is")[0]
     assert set(LEVELS) <= set(names.replace(" or ", ", ").split(", "))

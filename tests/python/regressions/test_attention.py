@@ -351,6 +351,24 @@ def test_residuals_of_another_form_are_refused_or_read_as_they_lie():
                 gradients([*state[:i], wrong, *state[i + 1 :]])
 
 
+@pytest.mark.parametrize("name", ["out", "lse", "seed", "grad_out", "grad_lse"])
+def test_tensors_that_do_not_fit_the_call_are_refused_by_the_backward_op(name):
+    """The kernels read them without a look at their sizes."""
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    op = torch.ops.posenc._attention_backward.default
+    out, lse, seed, *state = torch.ops.posenc._attention_forward(q, k, v)
+    wanted = [True] * 3 + [False] * (len(op._schema.returns) - 3)
+    given = {"out": out, "lse": lse, "seed": seed, "grad_out": torch.ones_like(out), "grad_lse": torch.ones_like(lse)}
+
+    def gradients(out, lse, seed, grad_out, grad_lse):
+        return op(grad_out, grad_lse, out, lse, seed, *state, wanted, q, k, v)
+
+    gradients(**given)
+    for wrong in (given[name].expand(2, *given[name].shape), given[name].to(torch.int32)):
+        with pytest.raises(ValueError, match=f"attention: expected {name} .*, but got"):
+            gradients(**given | {name: wrong})
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("low", [-3e7, -1e9, -1e20, -1e30])
 @pytest.mark.parametrize("queries", [1, 100])

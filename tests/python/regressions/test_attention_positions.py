@@ -41,7 +41,8 @@ def test_the_position_of_a_masked_key_changes_nothing(pad, queries, transformed)
     near = attend([5, 0, 1, 2][-queries:], [5, 0, 1, 2], values=[9.0, 1.0, 2.0, 3.0], **rules)
     assert torch.equal(out[-min(queries, 3) :], near[-min(queries, 3) :])
     later = attend(positions[-queries:], positions, values=[9.0, 1.0, 2.0, 7.0], **rules)
-    assert torch.equal(out[:-1][-2:], later[:-1][-2:])
+    if queries > 1:  # causal: the queries at 0 and 1 do not see the key at 2
+        assert torch.equal(out[1:3], later[1:3])
 
 
 @pytest.mark.parametrize("base", [0, 2**53, 2**62, LOWEST + 3])

@@ -1,5 +1,4 @@
-"""What attention's backward knows of its forward, on every path;
-and arguments that are missing or of another layout."""
+"""What attention's backward knows of its forward, on every path; and arguments that are missing."""
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ def low_bias_call(dtype=torch.float32):
     return q * 0, k, v.requires_grad_(), torch.full((1, 2, 6, 6), -1e9, dtype=dtype)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_gradients_under_a_low_bias_are_those_of_uniform_weights(create_graph):
     q, k, v, bias = low_bias_call()
@@ -25,6 +25,7 @@ def test_gradients_under_a_low_bias_are_those_of_uniform_weights(create_graph):
     assert_near(grad.detach(), grad_out.mean(2, keepdim=True).expand_as(v), scale=10)
 
 
+@pytest.mark.kernels
 def test_the_backward_op_reads_the_softmax_state_of_the_forward_op():
     q, k, v, bias = low_bias_call()
     v = v.detach()
@@ -69,36 +70,6 @@ def test_an_operand_that_is_none_is_named(name):
     tensors = dict.fromkeys(("query", "key", "value"), torch.randn(1, 2, 4, 4)) | {name: None}
     with pytest.raises(TypeError, match=f"attention: expected {name} to be a tensor, but got None"):
         ops.attention(**tensors)
-
-
-TABLES = {
-    "alibi_slopes": (2,),
-    "distance_bias": (2, 3),
-    "bias": (4, 4),
-    "log_decay": (1, 2, 4),
-    "key_mask": (1, 4),
-    "segment_ids": (1, 4),
-    "q_positions": (4,),
-    "k_positions": (4,),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_sparse_arguments_are_refused_by_name(name):
-    kind = {"key_mask": torch.bool}.get(name, torch.long if name.endswith(("ids", "positions")) else torch.float32)
-    sparse = torch.ones(TABLES[name]).to(kind).to_sparse()
-    x = torch.randn(1, 2, 4, 4)
-    with pytest.raises(ValueError, match=f"attention: expected {name} to be a dense tensor.*to_dense"):
-        ops.attention(x, x, x, is_causal=True, **{name: sparse})
-
-
-@pytest.mark.parametrize("name", ["query", "key", "value"])
-def test_nested_and_quantised_operands_are_refused_by_name(name):
-    x = torch.randn(1, 2, 4, 4)
-    tensors = dict.fromkeys(("query", "key", "value"), x)
-    quantised = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
-    with pytest.raises((TypeError, ValueError, NotImplementedError), match=f"{name}|Quantized"):
-        ops.attention(**(tensors | {name: quantised}))
 
 
 def test_options_of_a_term_without_the_term_are_refused():

@@ -5,6 +5,8 @@ import torch
 
 import posenc
 
+pytestmark = pytest.mark.kernels
+
 TABLE = torch.tensor([0.0, 1.0, 5.0, 6.0, 16.0])  # the slopes of its intervals are 1, 4, 1 and 10
 TOKENS = 9
 

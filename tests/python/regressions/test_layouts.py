@@ -41,6 +41,11 @@ POSITIONS, OFFSETS = torch.arange(5), torch.tensor([3, 4])
 TABLE = torch.randn(5, 4)
 
 
+def attention(**other):
+    """Attention with one operand or table in another layout."""
+    return ops.attention(**({"query": Q, "key": Q, "value": Q, "is_causal": True} | other))
+
+
 def with_parameter(module, name):
     """A call of a module one of whose parameters is in another layout."""
 
@@ -83,6 +88,17 @@ ARGUMENTS = {
     "positions_from_mask-mask": (torch.ones(2, 5).bool(), posenc.positions.positions_from_mask),
     "positions_from_cu_seqlens-cu_seqlens": (OFFSETS, lambda t: posenc.positions.positions_from_cu_seqlens(t, 5)),
     "segments_from_cu_seqlens-cu_seqlens": (OFFSETS, lambda t: posenc.positions.segments_from_cu_seqlens(t, 5)),
+    "attention-query": (Q, lambda t: attention(query=t)),
+    "attention-key": (Q, lambda t: attention(key=t)),
+    "attention-value": (Q, lambda t: attention(value=t)),
+    "attention-alibi_slopes": (torch.ones(2), lambda t: attention(alibi_slopes=t)),
+    "attention-distance_bias": (torch.ones(2, 3), lambda t: attention(distance_bias=t)),
+    "attention-bias": (torch.ones(5, 5), lambda t: attention(bias=t)),
+    "attention-log_decay": (torch.ones(2, 2, 5), lambda t: attention(log_decay=t)),
+    "attention-key_mask": (torch.ones(2, 5).bool(), lambda t: attention(key_mask=t)),
+    "attention-segment_ids": (torch.zeros(2, 5).long(), lambda t: attention(segment_ids=t)),
+    "attention-q_positions": (POSITIONS, lambda t: attention(q_positions=t)),
+    "attention-k_positions": (POSITIONS, lambda t: attention(k_positions=t)),
     "XPos-k": (Q, lambda t: nn.XPos(8)(Q, t)),
     "AxialRotary-positions": (torch.zeros(2, 5).long(), lambda t: nn.AxialRotary(8)(Q, positions=t)),
     "Attention-x": (X, lambda t: nn.Attention(8, 2)(t)),

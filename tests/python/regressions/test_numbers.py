@@ -1,6 +1,7 @@
 """Options that are numbers: ints serve as floats, numpy scalars as either, and what is no int is refused by name."""
 
 import inspect
+import typing
 
 import numpy
 import pytest
@@ -56,6 +57,8 @@ SCALINGS = {
     },
     posenc.scaling.Proportional: {"fraction": 1.0, "factor": 2.0},
     posenc.scaling.PRoPE: {"fraction": 1.0},
+    posenc.scaling.TruncatedBasis: {"length": 16},
+    posenc.scaling.PowerBasis: {"power": 1.0},
 }  # fmt: skip
 
 
@@ -105,7 +108,8 @@ def test_the_tables_name_every_number_among_the_options():
         for name in nn.__all__
         if name != "cpp" and not inspect.isabstract(getattr(nn, name)) and "__init__" in vars(getattr(nn, name))
     }
-    assert modules - set(MODULES) <= {nn.base.Encoding} if hasattr(nn, "base") else modules <= set(MODULES)
+    assert modules <= set(MODULES) | {nn.base.Encoding}
+    assert set(SCALINGS) == set(typing.get_args(posenc.scaling.Scaling)) - {type(None)}
 
 
 @every_float

@@ -1,4 +1,4 @@
-"""What the packaging tests share: the repository, processes, and the dynamic section of a library."""
+"""What tests share that run programs: the repository, processes, and the dynamic section of a library."""
 
 import os
 import re
