@@ -176,7 +176,8 @@ struct DecodeTerm {
   /// they have left out at the end.
   T newly_deferred(int64_t /*row*/) { return T(0); }
   T deferred(int64_t /*row*/) const { return T(0); }
-  /// Adds to a row of scores, in base 2. A term that hides keys clears their entries of row.visible and sets row.partial.
+  /// Adds to a row of scores, in base 2. A term that hides keys clears their entries of row.visible and sets
+  /// row.partial.
   void add(DecodeRow<T>& /*row*/) {}
   /// Takes the weights of a row; those of the blocks before have been multiplied by `factor` since.
   void accumulate_weights(const DecodeRow<T>& /*row*/, T /*factor*/) {}

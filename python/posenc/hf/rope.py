@@ -167,7 +167,7 @@ def _require(config: Any, key: str, *values: Any) -> None:
 
 
 def _checked(config: Any) -> Any:
-    """``config``; raises where a value that must be a number is not one, before transformers raises in its own words."""
+    """``config``; raises where a value that must be a number is not one, before transformers does in its own words."""
     if isinstance(config, Mapping):
         for key in (*_SIZE_KEYS, *_THETA_KEYS, *_PART_KEYS, "head_dim", "rotary_dim", "max_position_embeddings"):
             _number(config.get, key)
