@@ -65,9 +65,11 @@ using ValueOf = std::remove_cvref_t<decltype(Argument::of(std::declval<Call&>())
 
 /// The type that the dispatcher has for an argument.
 template <typename Argument>
-using ParameterOf = std::conditional_t<
-    kIsRequired<Argument> && std::is_same_v<ValueOf<Argument>, OptionalTensor>, const Tensor&,
-    std::conditional_t<std::is_same_v<ValueOf<Argument>, OptionalTensor>, const OptionalTensor&, ValueOf<Argument>>>;
+using ParameterOf =
+    std::conditional_t<kIsRequired<Argument> && std::is_same_v<ValueOf<Argument>, OptionalTensor>, const Tensor&,
+                       std::conditional_t<std::is_same_v<ValueOf<Argument>, OptionalTensor>, const OptionalTensor&,
+                                          std::conditional_t<std::is_same_v<ValueOf<Argument>, std::string>,
+                                                             std::string_view, ValueOf<Argument>>>>;
 
 template <typename Argument>
 ParameterOf<Argument> get(const Call& c) {
@@ -96,6 +98,8 @@ std::string declaration() {
     return "float? " + name + "=None";
   } else if constexpr (std::is_same_v<Value, std::optional<int64_t>>) {
     return "int? " + name + "=None";
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    return "str " + name + "=\"" + Argument::of(defaults) + "\"";
   } else if constexpr (kIsRequired<Argument>) {
     return "int " + name;
   } else if constexpr (std::is_same_v<Value, int64_t>) {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -64,6 +65,8 @@ struct Call {
   const Tensor& value() const { return *inputs[kValue]; }
   bool has(Input input) const { return inputs[input].has_value(); }
   const Tensor& operator[](Input input) const { return *inputs[input]; }
+  /// Whether softcap acts on the sum of all terms.
+  bool caps_sum() const { return softcap && softcap_on == "sum"; }
   /// What query . key is multiplied by.
   double score_scale() const { return scale ? *scale : 1.0 / std::sqrt(static_cast<double>(query().size(-1))); }
 };

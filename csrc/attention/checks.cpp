@@ -51,6 +51,19 @@ void check_counts_tokens(const Call& c, const char* term) {
                     ", which counts tokens from a key to a query, but got False");
   TORCH_CHECK_VALUE(!c.q_positions && !c.k_positions, op_name(c),
                     ": expected neither q_positions nor k_positions with ", term, ", which goes by index");
+  TORCH_CHECK_VALUE(!c.q_start, op_name(c), ": expected no q_start with ", term, ", whose queries are the last tokens");
+  TORCH_CHECK_VALUE(!c.block_ids, op_name(c), ": expected no block_ids with ", term,
+                    ", which counts tokens up to a query and says nothing of later keys");
+}
+
+void check_broadcastable_to_scores(const Call& c, const char* name, const Tensor& x) {
+  const c10::SymInt full[] = {c.query().sym_size(0), c.query().sym_size(1), c.query().sym_size(2), c.key().sym_size(2)};
+  bool fits = x.dim() <= 4;
+  for (int64_t dim = 1; fits && dim <= x.dim(); ++dim) {
+    fits = one_or(x.sym_size(-dim), full[4 - dim]);
+  }
+  TORCH_CHECK_VALUE(fits, op_name(c), ": expected ", name, " to be broadcastable to (", full[0], ", ", full[1], ", ",
+                    full[2], ", ", full[3], "), but got ", x.sym_sizes());
 }
 
 namespace {
@@ -126,11 +139,29 @@ void check_positions(const Call& c, const char* name, const OptionalTensor& posi
                     "), but got ", p.sym_sizes());
 }
 
+/// A number for each of `length` tokens.
+void check_ids(const Call& c, const char* name, const OptionalTensor& ids, const c10::SymInt& length) {
+  if (!ids) {
+    return;
+  }
+  check_beside_query(c, name, *ids);
+  TORCH_CHECK_TYPE(at::isIntegralType(ids->scalar_type(), false), op_name(c), ": expected ", name,
+                   " to be an integer type, but got ", ids->scalar_type());
+  const c10::SymInt batch = c.query().sym_size(0);
+  TORCH_CHECK_VALUE(ids->dim() == 2 && one_or(ids->sym_size(0), batch) && equal(ids->sym_size(1), length), op_name(c),
+                    ": expected ", name, " of shape (", batch, ", ", length, "), but got ", ids->sym_sizes());
+}
+
 void check_visibility(const Call& c) {
   const c10::SymInt batch = c.query().sym_size(0), queries = c.query().sym_size(2), keys = c.key().sym_size(2);
   const char* op = op_name(c);
   TORCH_CHECK_VALUE(!c.scale || std::isfinite(*c.scale), op, ": expected a finite scale, but got ", *c.scale);
   TORCH_CHECK_VALUE(!c.window || *c.window >= 1, op, ": expected window to be at least 1, but got ", *c.window);
+  TORCH_CHECK_VALUE(!c.window || (!c.window_left && !c.window_right), op,
+                    ": expected either window or window_left and window_right, but got both");
+  for (const auto& [name, reach] : {std::pair{"window_left", c.window_left}, {"window_right", c.window_right}}) {
+    TORCH_CHECK_VALUE(!reach || *reach >= 0, op, ": expected ", name, " to be at least 0, but got ", *reach);
+  }
   TORCH_CHECK_VALUE(c.dropout_p >= 0.0 && c.dropout_p <= 1.0, op, ": expected dropout_p from 0 to 1, but got ",
                     c.dropout_p);
   if (c.key_mask) {
@@ -141,17 +172,24 @@ void check_visibility(const Call& c) {
     TORCH_CHECK_VALUE(mask.dim() == 2 && one_or(mask.sym_size(0), batch) && equal(mask.sym_size(1), keys), op,
                       ": expected key_mask of shape (", batch, ", ", keys, "), but got ", mask.sym_sizes());
   }
-  if (c.segment_ids) {
-    const Tensor& ids = *c.segment_ids;
-    check_beside_query(c, "segment_ids", ids);
-    TORCH_CHECK_TYPE(at::isIntegralType(ids.scalar_type(), false), op,
-                     ": expected segment_ids to be an integer type, but got ", ids.scalar_type());
-    TORCH_CHECK_VALUE(ids.dim() == 2 && one_or(ids.sym_size(0), batch) && equal(ids.sym_size(1), keys), op,
-                      ": expected segment_ids of shape (", batch, ", ", keys, "), but got ", ids.sym_sizes());
-    TORCH_CHECK_VALUE(holds(queries.sym_le(keys)), op,
-                      ": expected at most as many queries as keys with segment_ids, which name the segments of keys, "
-                      "the last of them the queries', but got ",
-                      queries, " queries and ", keys, " keys");
+  const bool queries_are_keys = (c.segment_ids && !c.q_segment_ids) || c.block_ids;
+  check_ids(c, "segment_ids", c.segment_ids, keys);
+  check_ids(c, "q_segment_ids", c.q_segment_ids, queries);
+  check_ids(c, "block_ids", c.block_ids, keys);
+  TORCH_CHECK_VALUE(!c.q_segment_ids || c.segment_ids, op,
+                    ": expected segment_ids, the segments of keys, with q_segment_ids");
+  TORCH_CHECK_VALUE(!queries_are_keys || holds(queries.sym_le(keys)), op,
+                    ": expected at most as many queries as keys with ", c.block_ids ? "block_ids" : "segment_ids",
+                    ", which ", c.block_ids ? "name the blocks" : "name the segments",
+                    " of keys, the last of them the queries', but got ", queries, " queries and ", keys, " keys",
+                    c.block_ids ? "" : ": give those of the queries as q_segment_ids");
+  if (c.q_start) {
+    check_beside_query(c, "q_start", *c.q_start);
+    TORCH_CHECK_TYPE(c.q_start->scalar_type() == at::kLong, op, ": expected q_start to be int64, but got ",
+                     c.q_start->scalar_type());
+    TORCH_CHECK_VALUE(c.q_start->dim() == 0 || (c.q_start->dim() == 1 && one_or(c.q_start->sym_size(0), batch)), op,
+                      ": expected q_start of shape () or (", batch, "), but got ", c.q_start->sym_sizes());
+    TORCH_CHECK_VALUE(!c.q_positions, op, ": expected either q_positions or q_start, but got both");
   }
   check_positions(c, "q_positions", c.q_positions, queries);
   check_positions(c, "k_positions", c.k_positions, keys);

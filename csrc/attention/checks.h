@@ -36,6 +36,9 @@ void check_table(const Call& c, Input input);
 /// The device and layout of an argument, which are those of query.
 void check_beside_query(const Call& c, const char* name, const Tensor& x);
 
+/// Raises unless x, the argument `name`, can be broadcast to (B, H, Tq, Tk).
+void check_broadcastable_to_scores(const Call& c, const char* name, const Tensor& x);
+
 /// Raises unless a call goes by index and is causal, and its queries are the last tokens, as `term` counts tokens.
 void check_counts_tokens(const Call& c, const char* term);
 

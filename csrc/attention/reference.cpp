@@ -19,12 +19,29 @@ constexpr int64_t kLargest = std::numeric_limits<int64_t>::max(), kSmallest = st
 /// (T) or (B, T) -> (1 or B, 1, T).
 Tensor by_batch(const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(0).unsqueeze(0) : x.unsqueeze(1); }
 
-/// True where the position a is less than `window` (at least 1) after b; equal positions are, infinite ones too.
-Tensor within(const Tensor& a, const Tensor& b, int64_t window) {
+/// True where the position a is at most `reach` after b, or less than reach + 1 where that is not `included` itself, as
+/// positions may be fractions. Equal positions are, infinite ones too.
+Tensor within(const Tensor& a, const Tensor& b, int64_t reach, bool included) {
   if (at::isFloatingType(a.scalar_type())) {
-    return (a - b < window).logical_or(a == b);
+    const Tensor near = included ? a - b <= reach : a - b < reach + 1;
+    return near.logical_or(a == b);
   }
-  return a.clamp_min(kSmallest + (window - 1)) - (window - 1) <= b;  // a - b may overflow
+  return a.clamp_min(kSmallest + reach) - reach <= b;  // a - b may overflow
+}
+
+/// True where the windows of a call let a query at q see a key at k.
+Tensor in_windows(const Call& c, const Tensor& q, const Tensor& k) {
+  const bool included = !c.window;
+  const auto left = c.window ? std::make_optional(*c.window - 1) : c.window_left,
+             right = c.window ? left : c.window_right;
+  Tensor visible = at::ones({}, q.options().dtype(at::kBool));
+  if (left) {
+    visible = visible.logical_and(within(q, k, *left, included));
+  }
+  if (right && !c.is_causal) {
+    visible = visible.logical_and(within(k, q, *right, included));
+  }
+  return visible;
 }
 
 /// a - b of int64, the largest or smallest number where int64 cannot hold it.
@@ -37,7 +54,7 @@ Tensor difference(const Tensor& a, const Tensor& b) {
 Block block_of(const Operands& o, const Rows& rows) {
   const Call& call = o.call;
   const auto counted = call.query().options().dtype(at::kLong);
-  const bool given = call.q_positions || call.k_positions;
+  const bool given = call.q_positions || call.k_positions || call.q_start;
   const auto placed = [&](const OptionalTensor& positions, const c10::SymInt& first, const c10::SymInt& count) {
     if (!positions) {
       return at::arange(first, first + count, counted).unsqueeze(0).unsqueeze(0);
@@ -46,8 +63,11 @@ Block block_of(const Operands& o, const Rows& rows) {
     return at::isFloatingType(p.scalar_type()) ? p : p.to(at::kLong);
   };
   const c10::SymInt queries = call.query().sym_size(2), one = 1;
-  Tensor q =
-      placed(call.q_positions, o.keys - queries, queries).narrow_symint(2, rows.begin, rows.length).unsqueeze(-1);
+  Tensor q = placed(call.q_positions, o.keys - queries, queries);
+  if (call.q_start) {
+    q = call.q_start->reshape({-1, 1, 1}) + at::arange(queries, counted);
+  }
+  q = q.narrow_symint(2, rows.begin, rows.length).unsqueeze(-1);
   Tensor k = placed(call.k_positions, 0, o.keys).unsqueeze(-2);
   const bool floating = at::isFloatingType(q.scalar_type()) || at::isFloatingType(k.scalar_type());
   if (floating) {
@@ -58,19 +78,23 @@ Block block_of(const Operands& o, const Rows& rows) {
   if (call.is_causal) {
     visible = visible.logical_and(k <= q);
   }
-  if (call.window) {
-    visible = visible.logical_and(within(q, k, *call.window));
-    if (!call.is_causal) {
-      visible = visible.logical_and(within(k, q, *call.window));
-    }
+  visible = visible.logical_and(in_windows(call, q, k));
+  const auto equal_ids = [&](const Tensor& of_queries, const c10::SymInt& first, const Tensor& of_keys) {
+    return of_queries.narrow_symint(1, first, rows.length).unsqueeze(1).unsqueeze(-1) ==
+           of_keys.unsqueeze(1).unsqueeze(-2);
+  };
+  if (call.block_ids) {
+    const Tensor& ids = *call.block_ids;
+    const Tensor same = equal_ids(ids, o.own_key(rows), ids).logical_and((ids >= 0).unsqueeze(1).unsqueeze(-2));
+    visible = visible.logical_or(same);
   }
   if (call.key_mask) {
     visible = visible.logical_and(call.key_mask->unsqueeze(1).unsqueeze(1));
   }
   if (call.segment_ids) {
-    const Tensor ids = call.segment_ids->unsqueeze(1);
-    visible =
-        visible.logical_and(ids.narrow_symint(2, o.own_key(rows), rows.length).unsqueeze(-1) == ids.unsqueeze(-2));
+    const Tensor& ids = *call.segment_ids;
+    visible = visible.logical_and(call.q_segment_ids ? equal_ids(*call.q_segment_ids, rows.begin, ids)
+                                                     : equal_ids(ids, o.own_key(rows), ids));
   }
   for_each_used_term(call, [&](auto term) { term.hide(o, rows, visible); });
   Block b{.rows = rows, .query = o.rows_of(kQuery, rows), .visible = visible, .distance = {}};
@@ -133,12 +157,27 @@ Tensor drawn_seed(const Call& c, Mode mode) {
   return mode == Mode::kComposite ? at::randint(kLargest, {}, counted) : at::empty({}, counted).random_(0, kLargest);
 }
 
-Tensor scores(const Operands& o, const Block& block) {
+/// Final scores, and the product of queries and keys that they begin with. Entries of hidden keys may be anything.
+struct Scores {
+  Tensor product, all;
+};
+
+Scores scores(const Operands& o, const Block& block) {
   Tensor s = o.scores(block.query, kKey);
   for_each_used_term(o.call, [&](auto term) { term.replace_product(o, block, s); });
   s = s * o.call.score_scale();
+  for_each_used_term(o.call, [&](auto term) { term.cap_product(o, s); });
+  const Tensor product = s;
   for_each_used_term(o.call, [&](auto term) { term.add_scores(o, block, s); });
-  return s;
+  for_each_used_term(o.call, [&](auto term) { term.cap_scores(o, s); });
+  return {product, s};
+}
+
+/// The logits without a value, broadcastable to (B, H, length, 1).
+OptionalTensor sink_of(const Operands& o, const Rows& rows) {
+  OptionalTensor sink;
+  for_each_used_term(o.call, [&](auto term) { term.add_sink(o, rows, sink); });
+  return sink ? OptionalTensor(sink->unsqueeze(-1)) : std::nullopt;
 }
 
 /// The weights of a block, before dropout, and what a backward pass needs to form them again.
@@ -146,12 +185,18 @@ struct Softmax {
   Tensor weights, lse, largest, total;
 };
 
-Softmax softmax(const Operands& o, const Block& block) {
-  const Tensor s = at::where(block.visible, scores(o, block), -kInfinity);
-  const Tensor largest = s.detach().amax(-1, /*keepdim=*/true);
+Softmax softmax(const Operands& o, const Block& block, const Scores& scores, const OptionalTensor& sink) {
+  const Tensor s = at::where(block.visible, scores.all, -kInfinity);
+  Tensor largest = s.detach().amax(-1, /*keepdim=*/true);
+  if (sink) {
+    largest = at::maximum(largest, sink->detach());
+  }
   const Tensor shift = at::where(largest == -kInfinity, 0.0, largest);
   const Tensor exponentials = (s - shift).exp();
-  const Tensor total = exponentials.sum(-1, /*keepdim=*/true);
+  Tensor total = exponentials.sum(-1, /*keepdim=*/true);
+  if (sink) {
+    total = total + (*sink - shift).exp();
+  }
   const Tensor empty = total == 0.0, divisor = at::where(empty, 1.0, total);
   return {exponentials / divisor, at::where(empty, -kInfinity, divisor.log() + shift).squeeze(-1), shift.squeeze(-1),
           divisor.squeeze(-1)};
@@ -162,24 +207,39 @@ struct BlockResult {
 };
 
 BlockResult forward_block(const Operands& o, const Block& block, const Tensor& seed) {
-  const Softmax found = softmax(o, block);
+  const Softmax found = softmax(o, block, scores(o, block), sink_of(o, block.rows));
   const Tensor weights = dropped(o, block, seed, found.weights);
   Tensor out = o.sum_keys(weights, kValue, block.visible);
   for_each_used_term(o.call, [&](auto term) { term.add_output(o, block, weights, out); });
   return {out, found.lse, found.largest, found.total};
 }
 
-/// The weights of the forward pass. A composite form makes them anew, since its own derivatives go through all that
-/// they depend on.
-Tensor weights_again(const Operands& o, const Block& block, const Residuals& saved) {
-  if (o.mode == Mode::kComposite) {
-    return at::where(block.visible, softmax(o, block).weights, 0.0);
-  }
+/// The weights of the forward pass, of keys and of a sink. A composite form makes them anew, since its own derivatives
+/// go through all that they depend on.
+struct Weights {
+  Tensor of_keys;
+  /// (B, H, length).
+  OptionalTensor of_sink;
+};
+
+Weights weights_again(const Operands& o, const Block& block, const Scores& scores, const Residuals& saved) {
   const auto rows = [&](const Tensor& x) {
     return x.narrow_symint(2, block.rows.begin, block.rows.length).unsqueeze(-1);
   };
-  const Tensor exponentials = (at::where(block.visible, scores(o, block), -kInfinity) - rows(saved.largest)).exp();
-  return at::where(block.visible, exponentials / rows(saved.total), 0.0);  // where the row's lse is NaN too
+  const OptionalTensor sink = sink_of(o, block.rows);
+  Tensor largest, total;
+  if (o.mode == Mode::kComposite) {
+    const Softmax found = softmax(o, block, scores, sink);
+    largest = found.largest.unsqueeze(-1);
+    total = found.total.unsqueeze(-1);
+  } else {
+    largest = rows(saved.largest);
+    total = rows(saved.total);
+  }
+  const auto weight = [&](const Tensor& score) { return (score - largest).exp() / total; };
+  const Tensor of_keys = weight(at::where(block.visible, scores.all, -kInfinity));
+  return {at::where(block.visible, of_keys, 0.0),  // where the row's lse is NaN too
+          sink ? OptionalTensor(weight(*sink).squeeze(-1)) : std::nullopt};
 }
 
 /// Gradients of a block (arXiv 2205.14135, appendix B.2): with Delta the sum of weight times its gradient over a row,
@@ -189,7 +249,8 @@ void backward_block(const Operands& o, const Block& block, const BackwardArgs& b
   const Tensor sees_no_key = rows(b.saved.lse).unsqueeze(-1) == -kInfinity;
   // Weights of 0 must not meet a gradient that is not finite.
   const Tensor grad_out = at::where(sees_no_key, 0.0, rows(b.grad_out).to(o.dtype));
-  const Tensor weights = weights_again(o, block, b.saved);
+  const Scores s = scores(o, block);
+  const auto [weights, of_sink] = weights_again(o, block, s, b.saved);
   const Tensor used = dropped(o, block, b.saved.seed, weights);
 
   if (sums.wants(kValue)) {
@@ -200,23 +261,33 @@ void backward_block(const Operands& o, const Block& block, const BackwardArgs& b
                      [&](auto term) { term.add_weight_gradients(o, block, used, grad_out, grad_weights, sums); });
   grad_weights = at::where(block.visible, dropped(o, block, b.saved.seed, grad_weights), 0.0);
   const Tensor delta = (weights * grad_weights).sum(-1, /*keepdim=*/true);
-  Tensor grad = grad_weights - delta;
+  Tensor common = -delta;
   if (b.grad_lse) {
-    grad = grad + rows(*b.grad_lse).unsqueeze(-1);
+    common = common + rows(*b.grad_lse).unsqueeze(-1);
   }
-  grad = at::where(block.visible, weights * grad, 0.0);
+  if (of_sink) {
+    const Tensor of_logit = *of_sink * common.squeeze(-1);
+    for_each_used_term(o.call, [&](auto term) { term.add_sink_gradient(o, of_logit, sums); });
+  }
+  Tensor grad = at::where(block.visible, weights * (grad_weights + common), 0.0);
+  for_each_used_term(o.call, [&](auto term) { term.uncap_scores(o, s.all, grad); });
   ProductGradient product{grad, block.visible};
+  for_each_used_term(o.call, [&](auto term) { term.uncap_product(o, s.product, product.gradient); });
   for_each_used_term(o.call, [&](auto term) { term.add_gradients(o, block, grad, product, sums); });
   add_product_gradients(o, block.query, kQuery, kKey, product, sums);
   sums.next_block();
 }
 
-Residuals without_keys(const Call& c, const Tensor& seed) {
+/// A call without keys: its softmax has the sink alone, if there is one.
+Residuals without_keys(const Operands& o, const Tensor& seed) {
+  const Call& c = o.call;
   const Tensor lse = empty_lse(c);
-  return {at::zeros_like(empty_out(c, computing_dtype(c))),
-          at::full_like(lse, -kInfinity),
+  const OptionalTensor sink = sink_of(o, {0, c.query().sym_size(2)});
+  const Tensor of_sink = sink ? sink->squeeze(-1) + at::zeros_like(lse) : at::full_like(lse, -kInfinity);
+  return {at::zeros_like(empty_out(c, o.dtype)),
+          of_sink,
           seed,
-          at::zeros_like(lse),
+          at::where(of_sink == -kInfinity, 0.0, of_sink.detach()),
           at::ones_like(lse),
           empty_counts(c)};
 }
@@ -227,7 +298,7 @@ Residuals forward(const Call& c, Mode mode) {
   const Tensor seed = drawn_seed(c, mode);
   const Operands o(c, mode);
   if (o.keys == 0) {
-    return without_keys(c, seed);
+    return without_keys(o, seed);
   }
   const Tensor counts = at::zeros_like(empty_counts(c));  // the plain form counts gates anew
   if (mode == Mode::kComposite) {
@@ -255,6 +326,9 @@ Gradients backward(const BackwardArgs& b, const Call& c, Mode mode) {
     for (const Rows& rows : blocks_of(o)) {
       backward_block(o, block_of(o, rows), b, sums);
     }
+  } else if (b.grad_lse) {
+    for_each_used_term(c, [&](auto term) { term.add_sink_gradient(o, b.grad_lse->to(o.dtype), sums); });
+    sums.next_block();
   }
   Gradients results;
   for (int64_t input = 0; input < kInputs; ++input) {
@@ -273,7 +347,7 @@ OutAndLse attention(const Call& c, Mode mode) {
 Tensor logits(const Call& c) {
   const Operands o(c, Mode::kComposite);
   const Block block = block_of(o, {0, c.query().sym_size(2)});
-  return at::where(block.visible, scores(o, block), -kInfinity);
+  return at::where(block.visible, scores(o, block).all, -kInfinity);
 }
 
 namespace {

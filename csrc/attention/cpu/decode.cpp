@@ -51,16 +51,17 @@ class DecodeJobs {
       for (int64_t row = 0; row < rows_; ++row) {
         const int64_t b = pair / n_.groups, h = pair % n_.groups * n_.heads_per_group + row / n_.queries,
                       q = row % n_.queries;
-        const auto [largest, total] = merge(pair, row, sums.data());
+        const auto [part_largest, part_total] = merge(pair, row, sums.data());
+        double largest = static_cast<double>(part_largest), total = static_cast<double>(part_total);
+        const double kept = join_sink(call_.terms().sink(b, h, q), largest, total);
         r.lse.mutable_data_ptr<T>()[(b * n_.heads + h) * n_.queries + q] =
-            total == T(0) ? -std::numeric_limits<T>::infinity()
-                          : static_cast<T>((largest + std::log2(static_cast<double>(total))) * kLn2);
+            total == 0.0 ? -std::numeric_limits<T>::infinity() : static_cast<T>((largest + std::log2(total)) * kLn2);
         const SoftmaxState<T> softmax = softmax_state<T>(r, b * n_.heads + h);
         if (softmax.largest != nullptr) {
-          softmax.largest[q] = largest;
-          softmax.total[q] = total;
+          softmax.largest[q] = static_cast<T>(largest);
+          softmax.total[q] = static_cast<T>(total);
         }
-        const T factor = total == T(0) ? T(0) : T(1) / total;
+        const T factor = total == 0.0 ? T(0) : static_cast<T>(kept / total);
         KernelsOf<T>::unpack(sums.data(), n_.value_width, factor, mutable_rows_of(out, b, h, q));
       }
     }

@@ -23,12 +23,13 @@ class PreparedPositions {
  public:
   explicit PreparedPositions(const Call& c) : geometry_{c.query().size(2), c.key().size(2), true, 0} {
     geometry_.offset = geometry_.keys - geometry_.queries;
-    if (!c.q_positions && !c.k_positions) {
+    if (!c.q_positions && !c.k_positions && !c.q_start) {
       return;
     }
     const auto counted = at::TensorOptions().dtype(at::kLong);
     const auto rows = [](const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(0) : x; };
-    q_ = rows(c.q_positions.value_or(at::arange(geometry_.offset, geometry_.keys, counted)));
+    q_ = c.q_start ? c.q_start->reshape({-1, 1}) + at::arange(geometry_.queries, counted)
+                   : rows(c.q_positions.value_or(at::arange(geometry_.offset, geometry_.keys, counted)));
     k_ = rows(c.k_positions.value_or(at::arange(geometry_.keys, counted)));
     const bool floating = at::isFloatingType(q_.scalar_type()) || at::isFloatingType(k_.scalar_type());
     const auto type = floating ? at::kDouble : at::kLong;
@@ -98,7 +99,9 @@ class PreparedCall {
       return x ? x->to(type).contiguous() : Tensor();
     };
     key_mask_ = by_row(c.key_mask, at::kBool);
-    segments_ = by_row(c.segment_ids, at::kLong);
+    k_segments_ = by_row(c.segment_ids, at::kLong);
+    q_segments_ = by_row(c.q_segment_ids, at::kLong);
+    blocks_ = by_row(c.block_ids, at::kLong);
   }
 
   const CpuTerms<T>& terms() const { return terms_; }
@@ -110,19 +113,39 @@ class PreparedCall {
     v.queries = positions_.geometry().queries;
     v.keys = positions_.geometry().keys;
     v.causal = c_.is_causal;
-    v.window = std::min(c_.window.value_or(0), kLongestWindow);
+    enter_windows(v);
     positions_.enter(v, batch);
     const auto row = [&](const Tensor& x) { return x.size(0) == 1 ? 0 : batch * x.size(1); };
     v.key_mask = key_mask_.defined() ? key_mask_.const_data_ptr<bool>() + row(key_mask_) : nullptr;
-    v.segments = segments_.defined() ? segments_.const_data_ptr<int64_t>() + row(segments_) : nullptr;
+    // Of what each key has, queries have the last entries.
+    const auto ids = [&](const Tensor& x) { return x.defined() ? x.const_data_ptr<int64_t>() + row(x) : nullptr; };
+    const auto of_queries = [&](const int64_t* x) { return x != nullptr ? x + v.keys - v.queries : nullptr; };
+    v.k_segments = ids(k_segments_);
+    v.q_segments = q_segments_.defined() ? ids(q_segments_) : of_queries(v.k_segments);
+    v.k_blocks = ids(blocks_);
+    v.q_blocks = of_queries(v.k_blocks);
     return v;
   }
 
  private:
+  /// Bounds that distances stay below: window itself, and what follows window_left and window_right.
+  void enter_windows(Visibility& v) const {
+    const auto enter = [&](bool& bounded, int64_t& bound, double& time, const std::optional<int64_t>& reach) {
+      bounded = c_.window || reach;
+      bound = c_.window ? std::min(*c_.window, kLongestWindow) : std::min(reach.value_or(0), kLongestWindow) + 1;
+      time = c_.window
+                 ? static_cast<double>(*c_.window)
+                 : std::nextafter(static_cast<double>(reach.value_or(0)), std::numeric_limits<double>::infinity());
+    };
+    enter(v.bounded_before, v.before, v.before_time, c_.window_left);
+    enter(v.bounded_after, v.after, v.after_time, c_.window_right);
+    v.bounded_after = v.bounded_after && !v.causal;  // later keys are hidden anyway
+  }
+
   const Call& c_;
   PreparedPositions positions_;
   CpuTerms<T> terms_;
-  Tensor key_mask_, segments_;
+  Tensor key_mask_, k_segments_, q_segments_, blocks_;
 };
 
 struct Sizes {

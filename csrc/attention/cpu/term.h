@@ -3,6 +3,7 @@
 /// The CPU part of a term above its kernels: from the tensors of a call to the data of a head, and back to gradients.
 
 #include "attention/cpu/tables.h"
+#include "attention/tile/sink.h"
 
 namespace posenc::attention_ops {
 
@@ -36,6 +37,8 @@ struct CpuTerm {
   /// Decoding: whether keys are to be walked from the last to the first, in one part before all others, until the
   /// term's DecodeTerm::stops().
   bool counts_from_query() const { return false; }
+  /// The base-2 logit, without a value, that the term adds to the softmax of a query.
+  double sink(int64_t /*batch*/, int64_t /*head*/, int64_t /*query*/) const { return kNoSink; }
   /// pack(input, x, scale) gives the rows of queries x in memory of an input, keys_of(input) those of an input with
   /// keys. stopped: the part before has stopped where this one's keys end.
   template <typename Pack, typename KeysOf>
@@ -46,5 +49,12 @@ struct CpuTerm {
 /// Its gradients: XCpuGradients<T> has a constructor (const Call&, const XCpu<T>&, const GradientLayout&, wanted) and
 ///   XGradient<T> at(const GradientPlace&) const;       where a job adds
 ///   void results(Gradients& to) const;                 sets what is wanted
+/// This is that of a term whose inputs have none.
+template <typename Term, typename Gradient>
+struct NoGradients {
+  NoGradients(const Call& /*c*/, const Term& /*term*/, const GradientLayout& /*layout*/, const Wanted& /*wanted*/) {}
+  Gradient at(const GradientPlace& /*place*/) const { return {}; }
+  void results(Gradients& /*to*/) const {}
+};
 
 }  // namespace posenc::attention_ops

@@ -130,6 +130,12 @@ Tensor sum_bins(const Operands& o, const Tensor& x, const Tensor& index, const c
       .scatter_add(3, index.expand_symint({o.batch, o.heads, rows, o.keys}), x);
 }
 
+bool has_row_for_each_query(const Tensor& x) { return x.dim() >= 2 && x.sym_size(-2) != 1; }
+
+Tensor block_rows(const Tensor& x, const Rows& rows) {
+  return has_row_for_each_query(x) ? x.narrow_symint(-2, rows.begin, rows.length) : x;
+}
+
 Tensor clipped(const Block& block, const c10::SymInt& entries) {
   const c10::SymInt radius = (entries - 1) / 2;
   return block.distance->clamp(-radius, radius) + radius;

@@ -108,6 +108,9 @@ void add_product_gradients(const Operands& o, const Tensor& query, Input query_i
 Tensor look_up(const Operands& o, const Tensor& table, const Tensor& index);
 /// The transpose of look_up: x (B, H, r, Tk) summed into n bins (B, H, r, n).
 Tensor sum_bins(const Operands& o, const Tensor& x, const Tensor& index, const c10::SymInt& n);
+/// The rows of a block in x, which is broadcastable to (B, H, Tq, Tk), and whether x has a row for each query.
+Tensor block_rows(const Tensor& x, const Rows& rows);
+bool has_row_for_each_query(const Tensor& x);
 /// R + clip(distance, -R, R) for a table of 2R + 1 entries.
 Tensor clipped(const Block& block, const c10::SymInt& entries);
 /// The dtype of long sums. MPS has no float64.

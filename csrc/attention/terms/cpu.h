@@ -8,9 +8,12 @@
 #include "attention/terms/distance/cpu.h"
 #include "attention/terms/fire/cpu.h"
 #include "attention/terms/heads.h"
+#include "attention/terms/mask/cpu.h"
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/cpu.h"
 #include "attention/terms/relative/cpu.h"
+#include "attention/terms/sinks/cpu.h"
+#include "attention/terms/softcap/cpu.h"
 
 namespace posenc::attention_ops {
 
@@ -37,6 +40,14 @@ struct CpuTermsOf {
 
     bool counts_from_query() const {
       return std::apply([](const auto&... term) { return (term.counts_from_query() || ...); }, terms_);
+    }
+
+    /// The sink of a query; one term at most has one.
+    double sink(int64_t batch, int64_t head, int64_t query) const {
+      double sink = kNoSink;
+      const auto take = [&](double of_term) { sink = of_term == kNoSink ? sink : of_term; };
+      std::apply([&](const auto&... term) { (take(term.sink(batch, head, query)), ...); }, terms_);
+      return sink;
     }
 
     template <typename Pack, typename KeysOf>

@@ -7,9 +7,12 @@
 #include "attention/terms/decay/head.h"
 #include "attention/terms/distance/head.h"
 #include "attention/terms/fire/head.h"
+#include "attention/terms/mask/head.h"
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/head.h"
 #include "attention/terms/relative/head.h"
+#include "attention/terms/sinks/head.h"
+#include "attention/terms/softcap/head.h"
 
 #include <tuple>
 

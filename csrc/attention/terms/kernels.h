@@ -8,8 +8,11 @@
 #include "attention/terms/distance/kernel.h"
 #include "attention/terms/fire/kernel.h"
 #include "attention/terms/heads.h"
+#include "attention/terms/mask/kernel.h"
 #include "attention/terms/piecewise/kernel.h"
 #include "attention/terms/relative/kernel.h"
+#include "attention/terms/sinks/kernel.h"
+#include "attention/terms/softcap/kernel.h"
 
 #include <optional>
 
@@ -40,6 +43,12 @@ struct TileTermsOf {
     template <typename Body>
     void for_each(const Body& body) {
       std::apply([&](auto&... term) { ((term ? body(*term) : void()), ...); }, terms_);
+    }
+    /// The sink of a query of the head, in base 2; one term at most has one.
+    double sink(int64_t query) {
+      double sink = kNoSink;
+      for_each([&](const auto& term) { sink = term.sink(query) == kNoSink ? sink : term.sink(query); });
+      return sink;
     }
     /// Whether test(term) is true of one of them; those after it are not asked.
     template <typename Test>
@@ -77,10 +86,12 @@ void make_scores(TileTerms<T>& terms, const Visibility& visible, int64_t width, 
     product_of(operands, t, width, scores, largest);
   }
   terms.for_each([&](auto& term) { term.take_product(t, scores); });
+  terms.for_each([&](auto& term) { term.cap_product(t, scores); });
   if (t.cover == Cover::kSome) {
     fill_mask(visible, t, mask);
   }
   terms.for_each([&](auto& term) { term.add(t, operands, mask, scores); });
+  terms.for_each([&](auto& term) { term.cap_scores(t, scores); });
 }
 
 /// The terms of the heads that share keys, in decoding.

@@ -7,9 +7,12 @@
 #include "attention/terms/decay/term.h"
 #include "attention/terms/distance/term.h"
 #include "attention/terms/fire/term.h"
+#include "attention/terms/mask/term.h"
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/term.h"
 #include "attention/terms/relative/term.h"
+#include "attention/terms/sinks/term.h"
+#include "attention/terms/softcap/term.h"
 
 #include <tuple>
 

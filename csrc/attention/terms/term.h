@@ -34,6 +34,11 @@ struct Term {
                               Tensor& /*product*/) {}
   /// Adds to the scores.
   static void add_scores(const reference::Operands& /*o*/, const reference::Block& /*block*/, Tensor& /*scores*/) {}
+  /// Turns scale * query . key into another number, before anything is added; and scores, after all terms have added.
+  static void cap_product(const reference::Operands& /*o*/, Tensor& /*product*/) {}
+  static void cap_scores(const reference::Operands& /*o*/, Tensor& /*scores*/) {}
+  /// Sets the logits, broadcastable to (B, H, length), that take part in the softmax and have no value.
+  static void add_sink(const reference::Operands& /*o*/, const reference::Rows& /*rows*/, OptionalTensor& /*sink*/) {}
   /// Adds to the output, from the weights after dropout.
   static void add_output(const reference::Operands& /*o*/, const reference::Block& /*block*/, const Tensor& /*weights*/,
                          Tensor& /*out*/) {}
@@ -42,6 +47,12 @@ struct Term {
   static void add_weight_gradients(const reference::Operands& /*o*/, const reference::Block& /*block*/,
                                    const Tensor& /*weights*/, const Tensor& /*grad_out*/, Tensor& /*grad_weights*/,
                                    reference::GradientSums& /*sums*/) {}
+  /// Takes the gradient (B, H, length) of those logits.
+  static void add_sink_gradient(const reference::Operands& /*o*/, const Tensor& /*grad*/,
+                                reference::GradientSums& /*sums*/) {}
+  /// From the gradient of what cap_scores() and cap_product() made, `scores` and `product`, to that of what they took.
+  static void uncap_scores(const reference::Operands& /*o*/, const Tensor& /*scores*/, Tensor& /*grad*/) {}
+  static void uncap_product(const reference::Operands& /*o*/, const Tensor& /*product*/, Tensor& /*grad*/) {}
   /// Adds to the gradients of what add_scores() and replace_product() read. grad: that of the scores, 0 where hidden.
   /// product: what is left of it for query . key.
   static void add_gradients(const reference::Operands& /*o*/, const reference::Block& /*block*/, const Tensor& /*grad*/,

@@ -8,6 +8,7 @@
 
 #include "attention/tile/gemv.h"
 #include "attention/tile/operands.h"
+#include "attention/tile/sink.h"
 
 namespace posenc::attention_ops {
 namespace {
@@ -78,6 +79,9 @@ struct TileTerm {
   bool make_product(const Tile& /*t*/, const Operands<T>& /*operands*/, T* /*scores*/, T* /*largest*/) { return false; }
   /// Looks at the product, to which other terms will add.
   void take_product(const Tile& /*t*/, const T* /*scores*/) {}
+  /// Turns the product into another number, before anything is added; and scores, after all terms have added.
+  void cap_product(const Tile& /*t*/, T* /*scores*/) {}
+  void cap_scores(const Tile& /*t*/, T* /*scores*/) {}
   /// Adds to the scores of a tile, in base 2. A term that hides keys clears their entries of the mask and sets the
   /// cover.
   void add(Tile& /*t*/, const Operands<T>& /*operands*/, T* /*mask*/, T* /*scores*/) {}
@@ -88,6 +92,8 @@ struct TileTerm {
   void defer(const Tile& /*t*/, T* /*largest*/) {}
   /// What is to be added to the running maximum of a query at the end, in base 2.
   T deferred(int64_t /*q*/) const { return T(0); }
+  /// A logit, in base 2, that takes part in the softmax of a query of the head and has no value.
+  double sink(int64_t /*query*/) const { return kNoSink; }
   /// Takes the weights of a tile, after dropout; those of the tiles before have been multiplied by `factor` since.
   void accumulate_weights(const Tile& /*t*/, const T* /*weights*/, const T* /*factor*/) {}
   void finish(const ForwardSums<T>& /*sums*/) {}
@@ -98,10 +104,14 @@ struct TileTerm {
   /// base 2.
   bool may_defer() const { return false; }
   T deferred(const Tile& /*t*/, int64_t /*q*/) const { return T(0); }
+  /// Takes the gradient of the sink of a query of the head.
+  void add_sink_gradient(int64_t /*query*/, double /*grad*/) {}
   /// Adds to the gradients of a tile of weights.
   void add_weight_gradients(const Tile& /*t*/, T* /*grad*/) const {}
   /// Takes the weights of a tile, after dropout.
   void accumulate_weights(const Tile& /*t*/, const T* /*weights*/) {}
+  /// From the gradients of a tile of scores to those of the scores before cap_scores().
+  void uncap_scores(const Tile& /*t*/, T* /*grad*/) {}
   /// Takes the gradients of a tile of scores: 0 where hidden, and not written where for_each_vector() (tile/tile.h)
   /// says that no lane sees the key.
   void accumulate_gradients(const Tile& /*t*/, const T* /*mask*/, const T* /*grad*/) {}
@@ -176,6 +186,9 @@ struct DecodeTerm {
   /// they have left out at the end.
   T newly_deferred(int64_t /*row*/) { return T(0); }
   T deferred(int64_t /*row*/) const { return T(0); }
+  /// Turns a row of products into other numbers, before anything is added; and scores, after all terms have added.
+  void cap_product(DecodeRow<T>& /*row*/) {}
+  void cap_scores(DecodeRow<T>& /*row*/) {}
   /// Adds to a row of scores, in base 2. A term that hides keys clears their entries of row.visible and sets
   /// row.partial.
   void add(DecodeRow<T>& /*row*/) {}

@@ -82,14 +82,33 @@ inline void visible_keys(const Visibility& v, int64_t first_query, int64_t queri
   const int64_t first = first_query + v.offset, last = first + queries - 1;
   if (v.causal) {
     end = std::min(end, last + 1);
-  } else if (v.window > 0) {
-    end = std::min(end, last + v.window);
   }
-  if (v.window > 0) {
-    begin = std::max(begin, first - v.window + 1);
+  if (v.bounded_after) {
+    end = std::min(end, last + v.after);
+  }
+  if (v.bounded_before) {
+    begin = std::max(begin, first - v.before + 1);
   }
   end = std::max(end, int64_t{0});
   begin = std::min(begin, end);
+  if (v.k_blocks != nullptr) {
+    const auto of_queries = range_of(v.q_blocks + first_query, queries);
+    for (int64_t k = 0; k < v.keys; ++k) {
+      if (v.k_blocks[k] >= std::max(of_queries.smallest, int64_t{0}) && v.k_blocks[k] <= of_queries.largest) {
+        begin = begin == end ? k : std::min(begin, k);
+        end = std::max(end, k + 1);
+      }
+    }
+  }
+}
+
+template <typename Number>
+Number before_of(const Visibility& v) {
+  return std::is_same_v<Number, double> ? static_cast<Number>(v.before_time) : static_cast<Number>(v.before);
+}
+template <typename Number>
+Number after_of(const Visibility& v) {
+  return std::is_same_v<Number, double> ? static_cast<Number>(v.after_time) : static_cast<Number>(v.after);
 }
 
 /// radius + clip(distance, -radius, radius): the entry of a table of 2 * radius + 1.
@@ -119,14 +138,29 @@ Cover cover_of_positions(const Visibility& v, Range<Number> q, Range<Number> k) 
     }
     all = k.largest <= q.smallest;
   }
-  if (v.window > 0) {
-    const Number window = static_cast<Number>(v.window);
-    if (difference(q.smallest, k.largest) >= window || (!v.causal && difference(k.smallest, q.largest) >= window)) {
+  if (v.bounded_before) {
+    if (difference(q.smallest, k.largest) >= before_of<Number>(v)) {
       return Cover::kHidden;
     }
-    all = all && difference(q.largest, k.smallest) < window && (v.causal || difference(k.largest, q.smallest) < window);
+    all = all && difference(q.largest, k.smallest) < before_of<Number>(v);
+  }
+  if (v.bounded_after) {
+    if (difference(k.smallest, q.largest) >= after_of<Number>(v)) {
+      return Cover::kHidden;
+    }
+    all = all && difference(k.largest, q.smallest) < after_of<Number>(v);
   }
   return all ? Cover::kAll : Cover::kSome;
+}
+
+/// The same with the blocks of a tile's tokens, which add to what positions let a query see.
+inline Cover cover_of_blocks(const Visibility& v, const Tile& t, Cover positions) {
+  const auto q = range_of(v.q_blocks + t.first_query, t.queries), k = range_of(v.k_blocks + t.first_key, t.keys);
+  if (positions == Cover::kAll || k.largest < 0 || q.smallest > k.largest || q.largest < k.smallest) {
+    return positions;
+  }
+  const bool one = q.smallest == q.largest && k.smallest == k.largest;
+  return one && q.smallest == k.smallest ? Cover::kAll : Cover::kSome;
 }
 
 inline void find_cover(const Visibility& v, Tile& t) {
@@ -140,6 +174,10 @@ inline void find_cover(const Visibility& v, Tile& t) {
     positions = with_positions(v, [&](const auto* q, const auto* k) {
       return cover_of_positions(v, range_of(q + t.first_query, t.queries), range_of(k + t.first_key, t.keys));
     });
+  }
+  const bool by_positions = v.k_blocks == nullptr || positions == Cover::kAll;
+  if (v.k_blocks != nullptr) {
+    positions = cover_of_blocks(v, t, positions);
   }
   if (positions == Cover::kHidden) {
     return;
@@ -155,15 +193,15 @@ inline void find_cover(const Visibility& v, Tile& t) {
     }
     others_all = attended == t.keys;
   }
-  if (v.segments != nullptr) {
-    const auto q = range_of(v.segments + v.keys - v.queries + t.first_query, t.queries);
-    const auto k = range_of(v.segments + t.first_key, t.keys);
+  if (v.k_segments != nullptr) {
+    const auto q = range_of(v.q_segments + t.first_query, t.queries);
+    const auto k = range_of(v.k_segments + t.first_key, t.keys);
     if (q.smallest > k.largest || q.largest < k.smallest) {
       return;
     }
     others_all = others_all && q.smallest == q.largest && k.smallest == k.largest;
   }
-  if (others_all && positions == Cover::kSome && v.window == 0 && v.by_index()) {
+  if (others_all && positions == Cover::kSome && by_positions && !v.bounded() && v.by_index()) {
     t.cover = Cover::kDiagonal;
     t.diagonal = t.first_key - t.first_query - v.offset;
   } else {
@@ -174,9 +212,13 @@ inline void find_cover(const Visibility& v, Tile& t) {
 /// Whether a query at position q may see a key at position k.
 template <typename Number>
 bool sees(const Visibility& v, Number q, Number k) {
-  const Number window = static_cast<Number>(v.window);
-  return (!v.causal || k <= q) &&
-         (v.window == 0 || (difference(q, k) < window && (v.causal || difference(k, q) < window)));
+  return (!v.causal || k <= q) && (!v.bounded_before || difference(q, k) < before_of<Number>(v)) &&
+         (!v.bounded_after || difference(k, q) < after_of<Number>(v));
+}
+
+/// Whether query and key are tokens of one block.
+inline bool in_one_block(const Visibility& v, int64_t query, int64_t key) {
+  return v.k_blocks[key] >= 0 && v.k_blocks[key] == v.q_blocks[query];
 }
 
 /// mask[key][query]: 1 where seen, else 0.
@@ -192,8 +234,8 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
     if (v.by_index()) {
       // Queries first .. last - 1 see the key.
       const int64_t here = key - t.first_query - v.offset;
-      const int64_t first = v.causal ? here : v.window > 0 ? here - v.window + 1 : 0;
-      const int64_t last = v.window > 0 ? here + v.window : t.lanes;
+      const int64_t first = v.causal ? here : v.bounded_after ? here - v.after + 1 : 0;
+      const int64_t last = v.bounded_before ? here + v.before : t.lanes;
       for (int64_t q = 0; q < t.lanes; ++q) {
         row[q] = q >= first && q < last ? T(1) : T(0);
       }
@@ -204,11 +246,11 @@ void fill_mask(const Visibility& v, const Tile& t, T* mask) {
         }
       });
     }
-    if (v.segments != nullptr) {
-      const int64_t* segment = v.segments + v.keys - v.queries + t.first_query;
-      for (int64_t q = 0; q < t.queries; ++q) {
-        row[q] = segment[q] == v.segments[key] ? row[q] : T(0);
-      }
+    for (int64_t q = 0; q < t.queries && v.k_blocks != nullptr; ++q) {
+      row[q] = in_one_block(v, t.first_query + q, key) ? T(1) : row[q];
+    }
+    for (int64_t q = 0; q < t.queries && v.k_segments != nullptr; ++q) {
+      row[q] = v.q_segments[t.first_query + q] == v.k_segments[key] ? row[q] : T(0);
     }
     std::fill(row + t.queries, row + t.lanes, T(0));
   }

@@ -46,8 +46,11 @@ struct PackedRows {
 struct Visibility {
   int64_t queries, keys;
   bool causal;
-  /// 0: no window.
-  int64_t window;
+  /// Whether windows end in `before` and `after`: sees keys with query - key < before and key - query < after.
+  bool bounded_before, bounded_after;
+  int64_t before, after;
+  /// The same for times.
+  double before_time, after_time;
   /// Position of query i less that of key 0, where positions count up by one on both sides.
   int64_t offset;
   /// Else the positions one by one: integers, or times. The other two are null.
@@ -55,9 +58,13 @@ struct Visibility {
   const double *q_times, *k_times;
   /// Null, or for each key whether it may be attended.
   const bool* key_mask;
-  /// Null, or the segment of each key; query i is of that of key keys - queries + i.
-  const int64_t* segments;
+  /// Null, or the segments of queries and keys.
+  const int64_t *q_segments, *k_segments;
+  /// Null, or the block of each key, below 0 for none, and that of each query: tokens of one block see each other
+  /// whatever positions say.
+  const int64_t *q_blocks, *k_blocks;
 
+  bool bounded() const { return bounded_before || bounded_after; }
   bool by_index() const { return q_positions == nullptr && q_times == nullptr; }
 };
 

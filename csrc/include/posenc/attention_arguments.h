@@ -23,23 +23,43 @@
   INPUT(kBias, bias)                                                                                              \
   /* (B, H, Tk) or (1, H, Tk): adds the sum of log_decay[t] for key < t <= query, over tokens t of the same */    \
   /* segment. Needs is_causal. Entries below -100000 count as -100000. */                                         \
-  INPUT(kLogDecay, log_decay)
+  INPUT(kLogDecay, log_decay)                                                                                     \
+  /* (H) or (B, H, Tq): a logit that takes part in the softmax and has no value. lse includes it. */              \
+  INPUT(kSinks, sinks)
 
 #define POSENC_ATTENTION_TENSORS(TENSOR)                                                                          \
   /* (B, Tk) bool: true where a key may be attended. */                                                           \
   TENSOR(key_mask)                                                                                                \
-  /* (B, Tk) integer: a query, of the last Tq entries, sees keys of its own segment only. Needs Tq <= Tk. */      \
+  /* bool, broadcastable to (B, H, Tq, Tk): true where a query may attend to a key. */                            \
+  TENSOR(attn_mask)                                                                                               \
+  /* (B, Tk) integer: a query sees keys of its own segment only. The segments of queries are q_segment_ids, or */ \
+  /* the last Tq entries, which needs Tq <= Tk. */                                                                \
   TENSOR(segment_ids)                                                                                             \
+  /* (B, Tq) integer: the segments of the queries. Needs segment_ids. */                                          \
+  TENSOR(q_segment_ids)                                                                                           \
+  /* (B, Tk) integer: tokens of the same block see each other, whatever is_causal and the windows say; entries */ \
+  /* below 0 are in no block. Queries are the last Tq entries, which needs Tq <= Tk. */                           \
+  TENSOR(block_ids)                                                                                               \
   /* (Tq) or (B, Tq), (Tk) or (B, Tk), in tokens. Absent: 0 .. Tk-1 for keys, the last Tq of them for queries. */ \
   /* Integer, or floating where no score depends on the distance itself. */                                       \
   TENSOR(q_positions)                                                                                             \
-  TENSOR(k_positions)
+  TENSOR(k_positions)                                                                                             \
+  /* int64, () or (B): the position of the first query; the others follow it. Instead of q_positions. */          \
+  TENSOR(q_start)
 
 #define POSENC_ATTENTION_OPTIONS(OPTION)                                                                             \
   /* Multiplies query . key. Absent: 1 / sqrt(D). */                                                                 \
   OPTION(std::optional<double>, scale, std::nullopt)                                                                 \
   /* Sees keys with q_position - k_position < window and, if not causal, k_position - q_position < window. */        \
   OPTION(std::optional<int64_t>, window, std::nullopt)                                                               \
+  /* Instead of window: sees keys with q_position - k_position <= window_left and, if not causal, */                 \
+  /* k_position - q_position <= window_right. Absent: any distance. */                                               \
+  OPTION(std::optional<int64_t>, window_left, std::nullopt)                                                          \
+  OPTION(std::optional<int64_t>, window_right, std::nullopt)                                                         \
+  /* c > 0: scores become c tanh(score / c): those of softcap_on, "content" (scale * query . key, before any term */ \
+  /* is added) or "sum" (after all terms, before masks). */                                                          \
+  OPTION(std::optional<double>, softcap, std::nullopt)                                                               \
+  OPTION(std::string, softcap_on, "content")                                                                         \
   /* CoPE: multiplies query . pos_emb by scale too (Meta's repository). false: the paper's listing. */               \
   OPTION(bool, scale_position_logits, false)                                                                         \
   /* Probability with which a weight is zeroed; the others are divided by 1 - dropout_p. The mask follows torch's */ \

@@ -87,7 +87,7 @@ class AdditiveEncoding(ScoreEncoding):
         if added.distance_bias is not None:
             call["distance_bias"] = added.distance_bias
         if added.bias is not None:
-            call["bias"] = added.bias
+            call["bias"] = added.bias + call["bias"] if "bias" in call else added.bias
         if self.scale is not None:
             call.setdefault("scale", self.scale)
         return call

@@ -11,7 +11,7 @@ from posenc.nn.base import Encoding
 from posenc.ops.keywords import (
     Keywords,
     PositionOptions,
-    RelativeAttentionOptions,
+    WeightOptions,
     given,
     keyword,
     keywords_of,
@@ -28,10 +28,8 @@ class LogitsOptions(PositionOptions, total=False):
     log_decay: Tensor
 
 
-class AttendOptions(LogitsOptions, total=False):
+class AttendOptions(LogitsOptions, WeightOptions, total=False):
     """Keyword arguments of :meth:`ScoreEncoding.attend`; ``help`` shows which an encoding takes."""
-
-    dropout_p: float
 
 
 class ScoreEncoding(Encoding):
@@ -68,7 +66,7 @@ class ScoreEncoding(Encoding):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._attend_keywords = _keywords_of(cls, RelativeAttentionOptions)
+        cls._attend_keywords = _keywords_of(cls, PositionOptions, WeightOptions)
         cls._logits_keywords = _keywords_of(cls, PositionOptions)
         # Methods of its own, so that help() shows the keywords of this encoding; one that a class wrote itself stays.
         if getattr(cls.attend, "_shared", False):
@@ -130,12 +128,12 @@ class ScoreEncoding(Encoding):
     attend._shared = logits._shared = True  # type: ignore[attr-defined]
 
 
-def _keywords_of(cls: type[ScoreEncoding], options: type) -> dict[str, Parameter]:
+def _keywords_of(cls: type[ScoreEncoding], *options: type) -> dict[str, Parameter]:
     """The keywords of an encoding, those of its own first."""
-    without = {"is_causal"} if cls.always_causal else set()
+    without = {"is_causal", "block_ids"} if cls.always_causal else set()
     if not cls.takes_positions:
         without |= {"q_positions", "k_positions"}
-    shared = {name: p for name, p in keywords_of(_attention, options).items() if name not in without}
+    shared = {name: p for name, p in keywords_of(_attention, *options).items() if name not in without}
     if "is_causal" in shared:
         shared["is_causal"] = shared["is_causal"].replace(default=cls.is_causal_by_default)
     needed = {name: keyword(name, Parameter.empty, Tensor) for name in cls.state_keywords}

@@ -33,19 +33,33 @@ be wider.
 
 Each returns ``out`` (B, H, Tq, Dv), in the order of the strides of ``query``; with ``return_lse=True`` also ``lse``
 (B, H, Tq), float32 (float64 for float64), the natural logarithm of the sum of exp of the final scores. Both are
-differentiable in every floating tensor argument but positions. A query that sees no key gives 0, lse -infinity and zero
-gradients; a NaN or infinity at a key reaches no query that does not see that key.
+differentiable in every floating tensor argument but positions. A query that sees no key gives 0, lse -infinity (with
+``sinks``: its sink) and zero gradients; a NaN or infinity at a key reaches no query that does not see that key.
 
 Keyword arguments that several of them share:
     is_causal: By position: query i sees key j where ``k_positions[j] <= q_positions[i]``.
     scale: Multiplies query . key. None: ``1 / sqrt(D)``.
     key_mask: (B, Tk) bool, True where a key may be attended.
-    window: Query i sees key j only where ``q_positions[i] - k_positions[j] < window`` and, where not causal, also
-        ``k_positions[j] - q_positions[i] < window``.
-    segment_ids: (B, Tk) integer, one for each key; the last Tq of them are those of the queries. A query sees the keys
-        of its own segment only. Needs Tq <= Tk.
+    attn_mask: Bool, broadcastable to (B, H, Tq, Tk), True where a query may attend to a key, as in torch's
+        ``scaled_dot_product_attention``. No copy is made of it; tiles of scores that it hides wholly are skipped.
+    window: An int w: query i sees key j only where ``q_positions[i] - k_positions[j] < w`` and, where not causal, also
+        ``k_positions[j] - q_positions[i] < w``. A pair (left, right), as in flash-attention: only where
+        ``-right <= q_positions[i] - k_positions[j] <= left``; None in a place is any distance. ``is_causal`` hides
+        later keys whatever ``right`` is.
+    segment_ids: (B, Tk) integer, one for each key. A query sees the keys of its own segment only. The segments of
+        queries are ``q_segment_ids``; without it the last Tq entries, which needs Tq <= Tk.
+    q_segment_ids: (B, Tq) integer, for queries that are not the last tokens, as in packed cross-attention.
+    block_ids: (B, Tk) integer: tokens of one block see each other, whatever ``is_causal`` and ``window`` say (prefix
+        LM, PaliGemma; image tokens of Gemma 3). Entries below 0 are in no block. Queries are the last Tq entries.
     q_positions, k_positions: (T) or (B, T), in tokens. None: ``arange(Tk)`` for keys and the last Tq of them for
         queries, which suits decoding with a cache. Integer, or floating where no score depends on the distance.
+    q_start: int64 tensor, () or (B): the position of the first query, where ``q_positions`` is not given; the others
+        follow it. For key buffers of a fixed size, whose first tokens alone are filled, with ``is_causal``.
+    bias: Broadcastable to (B, H, Tq, Tk): added to the scores.
+    softcap: c > 0: a score s becomes ``c tanh(s / c)``.
+    softcap_on: "content": the cap acts on ``scale * query . key``, before any term is added (Gemma 2, Grok). "sum": on
+        the sum of all terms, before masks (audio layers of Gemma 4).
+    sinks: (H) or (B, H, Tq): a logit that takes part in the softmax and has no value (gpt-oss). lse includes it.
     dropout_p: Probability with which a weight is zeroed; the others are divided by ``1 - dropout_p``. The mask follows
         torch's seed and is fresh in every call.
     return_lse: Return (out, lse) instead of out.

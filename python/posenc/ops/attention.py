@@ -9,7 +9,6 @@ from typing_extensions import Unpack
 from posenc.ops.keywords import (
     AttentionOptions,
     CoPEAttentionOptions,
-    RelativeAttentionOptions,
     given,
     keywords_of,
     takes,
@@ -21,9 +20,9 @@ _cope_attention = torch.ops.posenc.cope_attention.default
 _piecewise_attention = torch.ops.posenc.piecewise_attention.default
 
 _ATTENTION = keywords_of(_attention, AttentionOptions)
-_RELATIVE = keywords_of(_relative_attention, RelativeAttentionOptions)
+_RELATIVE = keywords_of(_relative_attention, AttentionOptions)
 _COPE = keywords_of(_cope_attention, CoPEAttentionOptions)
-_PIECEWISE = keywords_of(_piecewise_attention, RelativeAttentionOptions)
+_PIECEWISE = keywords_of(_piecewise_attention, AttentionOptions)
 
 
 @overload
@@ -55,8 +54,8 @@ def attention(
             ``segment_ids`` only over t of the query's segment (forgetting attention, arXiv 2503.02130; CABLE,
             arXiv 2503.08067). Needs ``is_causal``. An entry below -100000 counts as -100000: that is enough to forget
             all keys before t, and later sums keep their precision.
-        is_causal, scale, key_mask, window, segment_ids, q_positions, k_positions, dropout_p, return_lse: See
-            :mod:`posenc.ops`.
+        is_causal, scale, attn_mask, key_mask, window, segment_ids, q_segment_ids, block_ids, q_positions, k_positions,
+            q_start, softcap, softcap_on, sinks, dropout_p, return_lse: See :mod:`posenc.ops`.
 
     Example:
         >>> q, k, v = torch.randn(1, 8, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
@@ -76,7 +75,7 @@ def relative_attention(
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[False] = False,
-    **call: Unpack[RelativeAttentionOptions],
+    **call: Unpack[AttentionOptions],
 ) -> Tensor: ...
 
 
@@ -89,7 +88,7 @@ def relative_attention(
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[True],
-    **call: Unpack[RelativeAttentionOptions],
+    **call: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -102,7 +101,7 @@ def relative_attention(
     rel_v: Tensor | None = None,
     *,
     return_lse: bool = False,
-    **call: Unpack[RelativeAttentionOptions],
+    **call: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with relative position embeddings (Shaw et al., arXiv 1803.02155, eq. 3 and 4).
 
@@ -115,8 +114,7 @@ def relative_attention(
         value: (B, G, Tk, Dv).
         rel_k: (2R+1, D), or (H, 2R+1, D) for each head.
         rel_v: (2R+1, Dv) or (H, 2R+1, Dv). None: keys only.
-        is_causal, scale, key_mask, window, segment_ids, q_positions, k_positions, dropout_p, return_lse: See
-            :mod:`posenc.ops`.
+        **call: The keyword arguments of :func:`attention`, all of which may be combined with these tables.
 
     Example:
         >>> x = torch.randn(1, 2, 5, 4)
@@ -176,8 +174,8 @@ def cope_attention(
         gate_bias: (H), added to the gates' logits.
         scale_position_logits: Multiply ``query . pos_emb`` by ``scale`` too (Meta's repository). False: the paper's
             listing.
-        scale, key_mask, window, segment_ids, dropout_p, return_lse: See :mod:`posenc.ops`. Keys outside
-            ``window`` or of another segment are neither attended nor counted.
+        **call: The other keyword arguments are those of :func:`attention`, without ``is_causal``, positions and
+            ``block_ids``. Keys that a mask, ``window`` or ``segment_ids`` hides are neither attended nor counted.
 
     Example:
         >>> x = torch.randn(1, 2, 5, 4)
@@ -198,7 +196,7 @@ def piecewise_attention(
     threshold: int,
     *,
     return_lse: Literal[False] = False,
-    **call: Unpack[RelativeAttentionOptions],
+    **call: Unpack[AttentionOptions],
 ) -> Tensor: ...
 
 
@@ -212,7 +210,7 @@ def piecewise_attention(
     threshold: int,
     *,
     return_lse: Literal[True],
-    **call: Unpack[RelativeAttentionOptions],
+    **call: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -226,7 +224,7 @@ def piecewise_attention(
     threshold: int,
     *,
     return_lse: bool = False,
-    **call: Unpack[RelativeAttentionOptions],
+    **call: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with one score for near keys and another for far ones, as ReRoPE and Self-Extend (arXiv 2401.01325)
     need.
@@ -239,8 +237,7 @@ def piecewise_attention(
         k_near, k_far: (B, G, Tk, D).
         value: (B, G, Tk, Dv).
         threshold: In tokens.
-        is_causal, scale, key_mask, window, segment_ids, q_positions, k_positions, dropout_p, return_lse: See
-            :mod:`posenc.ops`.
+        **call: The keyword arguments of :func:`attention`, all of which may be combined with these tables.
 
     Example:
         >>> x = torch.randn(1, 2, 5, 4)

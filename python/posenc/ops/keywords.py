@@ -6,59 +6,72 @@ dispatcher takes a microsecond for every three arguments.
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
-from typing import Any, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
 from torch import Tensor
 
+Window = int | tuple[int | None, int | None] | None
+
 
 class MaskOptions(TypedDict, total=False):
-    """What every attention takes."""
+    """What scores of every attention take."""
 
     scale: float | None
     key_mask: Tensor | None
-    window: int | None
+    attn_mask: Tensor | None
+    window: Window
     segment_ids: Tensor | None
+    q_segment_ids: Tensor | None
+    bias: Tensor | None
+    softcap: float | None
+    softcap_on: Literal["content", "sum"]
 
 
 class PositionOptions(MaskOptions, total=False):
     """What attention takes that is causal by position, where it is causal."""
 
     is_causal: bool
+    block_ids: Tensor | None
     q_positions: Tensor | None
     k_positions: Tensor | None
 
 
-class RelativeAttentionOptions(PositionOptions, total=False):
-    """Keyword arguments of ``relative_attention`` and ``piecewise_attention``."""
+class WeightOptions(TypedDict, total=False):
+    """What acts on weights, after the scores."""
 
+    sinks: Tensor | None
     dropout_p: float
 
 
-class AttentionOptions(RelativeAttentionOptions, total=False):
-    """Keyword arguments of ``attention``."""
+class TermOptions(WeightOptions, total=False):
+    """Terms of scores that modules make of their own."""
 
     alibi_slopes: Tensor | None
     distance_bias: Tensor | None
-    bias: Tensor | None
     log_decay: Tensor | None
 
 
-class CoPEAttentionOptions(MaskOptions, total=False):
+class AttentionOptions(PositionOptions, TermOptions, total=False):
+    """Keyword arguments of ``attention``, ``relative_attention`` and ``piecewise_attention``."""
+
+    q_start: Tensor | None
+
+
+class CoPEAttentionOptions(MaskOptions, TermOptions, total=False):
     """Keyword arguments of ``cope_attention``."""
 
     gate_key: Tensor | None
     gate_bias: Tensor | None
     scale_position_logits: bool
-    dropout_p: float
 
 
 Keywords = Mapping[str, Parameter]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def keywords_of(op: Any, options: type) -> dict[str, Parameter]:
-    """The arguments of an op that ``options`` types, in the order and with the defaults of the op's schema."""
-    types = get_type_hints(options)
+def keywords_of(op: Any, *options: type) -> dict[str, Parameter]:
+    """The arguments of an op that ``options`` type, in the order and with the defaults of the op's schema."""
+    types = {name: hint for each in options for name, hint in get_type_hints(each).items()}
     return {
         argument.name: keyword(argument.name, argument.default_value, types[argument.name])
         for argument in op._schema.arguments
@@ -89,7 +102,7 @@ def takes(keywords: Keywords) -> Callable[[_Function], _Function]:
 
 
 def given(function: str, keywords: Keywords, call: Mapping[str, Any]) -> dict[str, Any]:
-    """What of ``call`` is handed on: all but None, which stands for the default.
+    """What of ``call`` is handed on, under the ops' names: all but None, which stands for the default.
 
     Raises:
         TypeError: ``function`` has no such keyword.
@@ -98,6 +111,16 @@ def given(function: str, keywords: Keywords, call: Mapping[str, Any]) -> dict[st
     for name, value in call.items():
         if name not in keywords:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}: it takes {', '.join(keywords)}")
-        if value is not None:
+        if isinstance(value, tuple) and name == "window":
+            handed_on.update(_sides(function, value))
+        elif value is not None:
             handed_on[name] = value
     return handed_on
+
+
+def _sides(function: str, window: tuple[Any, ...]) -> dict[str, int]:
+    """``window=(left, right)`` as the ops take it; None in a place is any distance."""
+    if len(window) != 2:
+        raise ValueError(f"{function}: expected window to be an int or (left, right), but got {window}")
+    sides = zip(("window_left", "window_right"), window, strict=True)
+    return {name: reach for name, reach in sides if reach is not None}

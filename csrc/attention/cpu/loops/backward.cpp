@@ -113,6 +113,25 @@ void prepare_rows(const BackwardJob<T>& job, const Tile& t, const BackwardWorksp
   std::fill(w.delta + t.queries, w.delta + t.lanes, T(0));
 }
 
+/// The gradients of sinks, whose weight 2^(sink - largest) / total has no gradient of its own. What they take is
+/// missing in the sum of a row's score gradients.
+template <typename T>
+void add_sink_gradients(const BackwardJob<T>& job, const Tile& t, TileTerms<T>& terms, const BackwardWorkspace<T>& w) {
+  for (int64_t q = 0; q < t.queries; ++q) {
+    const int64_t at = t.first_query + q;
+    const double sink = terms.sink(at);
+    if (sink == kNoSink) {
+      continue;
+    }
+    const bool known = job.softmax.largest != nullptr;
+    const double weight = known ? std::exp2(sink - static_cast<double>(job.softmax.largest[at])) / job.softmax.total[at]
+                                : std::exp2(sink - static_cast<double>(job.lse[at]) * kLog2E);
+    const double taken = weight * static_cast<double>(w.delta[q]);
+    terms.for_each([&](auto& term) { term.add_sink_gradient(at, -taken); });
+    w.total[q] += static_cast<T>(taken);
+  }
+}
+
 /// What weights are made with: 2^(score - shift) * factor. deferred(query): what the scores lack.
 template <typename T, typename Deferred>
 void prepare_softmax(const BackwardJob<T>& job, const Tile& t, const Deferred& deferred,
@@ -224,6 +243,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   TileTerms<T> terms(job.heads, &job.gradients,
                      {job.width, job.value_width, job.scale, &job.visible, /*backward=*/true}, w.terms);
   terms.for_each([&](auto& term) { term.begin({t, begin, end, operands, w.query_rows, w.grad_out, w.scores}); });
+  add_sink_gradients(job, t, terms, w);
   prepare_softmax(job, t, [](int64_t) { return T(0); }, w);
   scale_rows(w.query_rows, t.queries * width, job.scale);
   std::fill(w.grad_query, w.grad_query + t.queries * width, T(0));
@@ -258,6 +278,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
     }
     for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { differentiate(t, q, keys, w); });
     add_value_gradients(job, t, grad_is_nonfinite, terms, w);
+    terms.for_each([&](auto& term) { term.uncap_scores(t, w.grad); });
     terms.for_each([&](auto& term) { term.accumulate_gradients(t, w.mask, w.grad); });
     const auto add_products = [&](const Tile& part, const T* mask, const T* grad, const Operands<T>& o) {
       add_product_gradients(part, mask, grad, o, width);

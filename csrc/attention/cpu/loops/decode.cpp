@@ -38,16 +38,16 @@ void fill_visible(const Visibility& v, const Tile& t, int64_t q, T* visible) {
       }
     });
   }
+  for (int64_t k = 0; k < t.keys && v.k_blocks != nullptr; ++k) {
+    visible[k] = in_one_block(v, q, t.first_key + k) ? T(1) : visible[k];
+  }
   if (v.key_mask != nullptr) {
     for (int64_t k = 0; k < t.keys; ++k) {
       visible[k] = v.key_mask[t.first_key + k] ? visible[k] : T(0);
     }
   }
-  if (v.segments != nullptr) {
-    const int64_t segment = v.segments[v.keys - v.queries + q];
-    for (int64_t k = 0; k < t.keys; ++k) {
-      visible[k] = v.segments[t.first_key + k] == segment ? visible[k] : T(0);
-    }
+  for (int64_t k = 0; k < t.keys && v.k_segments != nullptr; ++k) {
+    visible[k] = v.k_segments[t.first_key + k] == v.q_segments[q] ? visible[k] : T(0);
   }
 }
 
@@ -262,7 +262,9 @@ class Decoder {
     }
     DecodeRow<T> row{
         t_, r, q, distance_, visible_ + r * kDecodeKeys, scores_ + r * kDecodeKeys, t_.cover != Cover::kAll};
+    terms_.for_each([&](auto& term) { term.cap_product(row); });
     terms_.for_each([&](auto& term) { term.add(row); });
+    terms_.for_each([&](auto& term) { term.cap_scores(row); });
     if (row.partial) {
       hide(t_.keys, row.visible, row.scores);
     }

@@ -170,9 +170,9 @@ void forward(const ForwardJob<T>& job, T* workspace) {
   terms.for_each([&](auto& term) { term.finish(ForwardSums<T>{t, begin, sums, value_width, w.scores}); });
 
   for (int64_t q = 0; q < t.queries; ++q) {
-    const double total = w.total[q];
-    double largest = static_cast<double>(w.largest[q]);
+    double total = w.total[q], largest = static_cast<double>(w.largest[q]);
     terms.for_each([&](auto& term) { largest += static_cast<double>(term.deferred(q)); });
+    const double kept = join_sink(terms.sink(t.first_query + q), largest, total);
     const double lse = total == 0.0 ? -std::numeric_limits<double>::infinity() : (largest + std::log2(total)) * kLn2;
     job.lse[t.first_query + q] = static_cast<T>(lse);
     if (job.softmax.largest != nullptr) {
@@ -180,7 +180,7 @@ void forward(const ForwardJob<T>& job, T* workspace) {
       job.softmax.largest[t.first_query + q] = rounded;
       job.softmax.total[t.first_query + q] = static_cast<T>(total * std::exp2(largest - static_cast<double>(rounded)));
     }
-    w.factor[q] = total == 0.0 ? T(0) : static_cast<T>(1.0 / total);
+    w.factor[q] = total == 0.0 ? T(0) : static_cast<T>(kept / total);
   }
   unpack_rows(sums, value_width, t.queries, job.value_width, w.factor, job.out);
 }

@@ -2,7 +2,6 @@
 
 #include "attention/checks.h"
 #include "attention/terms/bias/bound.h"
-#include "common/checks.h"
 #include "cpu/tensors.h"
 
 namespace posenc::attention_ops {
@@ -11,25 +10,8 @@ using namespace reference;
 
 void Bias::check(const Call& c) {
   check_table(c, kBias);
-  const Tensor& x = c[kBias];
-  const c10::SymInt full[] = {c.query().sym_size(0), c.query().sym_size(1), c.query().sym_size(2), c.key().sym_size(2)};
-  bool fits = x.dim() <= 4;
-  for (int64_t dim = 1; fits && dim <= x.dim(); ++dim) {
-    fits = one_or(x.sym_size(-dim), full[4 - dim]);
-  }
-  TORCH_CHECK_VALUE(fits, op_name(c), ": expected bias to be broadcastable to (", full[0], ", ", full[1], ", ", full[2],
-                    ", ", full[3], "), but got ", x.sym_sizes());
+  check_broadcastable_to_scores(c, "bias", c[kBias]);
 }
-
-namespace {
-
-bool has_row_for_each_query(const Tensor& bias) { return bias.dim() >= 2 && bias.sym_size(-2) != 1; }
-
-Tensor block_rows(const Tensor& bias, const Rows& rows) {
-  return has_row_for_each_query(bias) ? bias.narrow_symint(-2, rows.begin, rows.length) : bias;
-}
-
-}  // namespace
 
 void Bias::hide(const Operands& o, const Rows& rows, Tensor& visible) {
   const Tensor& bias = o.call[kBias];

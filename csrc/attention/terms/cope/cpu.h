@@ -30,6 +30,8 @@ class CopeCpu : public CpuTerm<T> {
       h.gate_bias = gate_bias_.defined() ? gate_bias_.const_data_ptr<double>()[head] : 0.0;
       h.has_gate_keys = c_.has(kGateKey);
       h.copies_product = others_;
+      h.caps_sum = c_.caps_sum();
+      h.caps_product = c_.softcap && !h.caps_sum;
     }
     return h;
   }

@@ -49,7 +49,7 @@ class CopeDecode : public DecodeTerm<T> {
   T deferred(int64_t r) const { return lacking_[r]; }
 
   T newly_deferred(int64_t r) {
-    const T now = whole_[r] == last_ ? last_logit(r) : T(0);
+    const T now = whole_[r] == last_ && !head(0).caps_sum ? last_logit(r) : T(0);
     return now - std::exchange(lacking_[r], now);
   }
 
@@ -75,6 +75,9 @@ class CopeDecode : public DecodeTerm<T> {
   void add(DecodeRow<T>& row) {
     const int64_t r = row.row, keys = row.block.keys;
     if (whole_[r] == last_) {
+      if (head(0).caps_sum) {
+        std::transform(row.scores, row.scores + keys, row.scores, [&](T x) { return x + last_logit(r); });
+      }
       return;
     }
     const auto& head_of_row = head(r / context_.queries);

@@ -38,6 +38,9 @@ struct CopeHead {
   PackedRows<T> gate_key;
   /// Whether other terms change scores that gates come from.
   bool copies_product;
+  /// Whether the product is capped, so that the gradients of gates do not join that of the score; and the sum, so that
+  /// no part of a score may be left out.
+  bool caps_product, caps_sum;
   /// first_key null: not wanted. Written by the forward kernel, read by the backward kernel.
   GateCounts<T> counts;
 

@@ -53,7 +53,7 @@ class CopeTile : public TileTerm<T> {
 
   void begin_tile(const Tile& t) { counts_ = context_.backward ? reaches(t) : counts(t); }
 
-  bool changes_scores() const { return counts_; }
+  bool changes_scores() const { return counts_ || head_.caps_sum; }
 
   /// Gates come from the content score alone, so it is copied before another term adds to it.
   void take_product(const Tile& t, const T* scores) {
@@ -63,6 +63,9 @@ class CopeTile : public TileTerm<T> {
   }
 
   void add(Tile& t, const Operands<T>& operands, T* mask, T* scores) {
+    if (head_.caps_sum) {
+      add_left_out(t, scores);
+    }
     if (!counts_) {
       return;
     }
@@ -87,30 +90,46 @@ class CopeTile : public TileTerm<T> {
     for (int64_t q = 0; q < t.queries; ++q) {
       if (is_saturated(q) && !deferred_[q]) {
         deferred_[q] = true;
-        largest[q] -= last_logits()[q];
+        largest[q] -= left_out(q);
       }
     }
   }
-  T deferred(int64_t q) const { return deferred_[q] ? last_logits()[q] : T(0); }
+  T deferred(int64_t q) const { return deferred_[q] ? left_out(q) : T(0); }
 
   bool may_defer() const { return true; }
-  T deferred(const Tile& t, int64_t q) const { return reaches(t, q) ? T(0) : last_logits()[q]; }
+  T deferred(const Tile& t, int64_t q) const { return reaches(t, q) ? T(0) : left_out(q); }
 
   void finish(const ForwardSums<T>& sums) { save(sums.tile, sums.begin); }
+
+  void accumulate_gradients(const Tile& t, const T* /*mask*/, const T* grad) {
+    if (head_.caps_sum) {
+      for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
+        Vec<T> sum = Vec<T>::loadu(totals_ + q);
+        for (int64_t k = 0; k < keys.some; ++k) {
+          sum = sum + Vec<T>::loadu(grad + k * kTileQueries + q);
+        }
+        sum.store(totals_ + q);
+      });
+    }
+    if (counts_ && has_products()) {
+      take(t, grad, slopes_, grad_->gate_bias);
+    }
+  }
 
   template <typename Body>
   bool take_products(const Tile& t, const T* mask, const Operands<T>& operands, T* grad, const Body& body) {
     if (!counts_) {
       return false;
     }
-    if (!head_.has_gate_keys) {
+    if (!has_products()) {
       take(t, grad, grad, grad_->gate_bias);
       return false;
     }
-    take(t, grad, slopes_, grad_->gate_bias);
     Operands<T> gates = operands;
-    gates.key = head_.gate_key;
-    gates.grad_key = grad_->gate_key;
+    if (head_.has_gate_keys) {
+      gates.key = head_.gate_key;
+      gates.grad_key = grad_->gate_key;
+    }
     body(t, mask, slopes_, gates);
     return false;
   }
@@ -119,7 +138,7 @@ class CopeTile : public TileTerm<T> {
 
   void finish(const BackwardSums<T>& sums) {
     const Tile& t = sums.tile;
-    end_sums(t, sums.total, [&](int64_t first, int64_t count, T* of_entries) {
+    end_sums(t, head_.caps_sum ? totals_ : sums.total, [&](int64_t first, int64_t count, T* of_entries) {
       add_to_table_and_queries(head_.table, first, count, t, of_entries, sums.query_rows, padded<T>(width_),
                                grad_->table, sums.grad_query);
     });
@@ -127,6 +146,22 @@ class CopeTile : public TileTerm<T> {
 
  private:
   static bool needs_gate_scores(const CopeHead<T>& head) { return head.has_gate_keys || head.copies_product; }
+
+  /// Whether the gradients of gates' scores are those of products of their own.
+  bool has_products() const { return head_.has_gate_keys || head_.caps_product; }
+
+  /// What the scores of a query leave out where it has saturated.
+  T left_out(int64_t q) const { return head_.caps_sum ? T(0) : last_logits()[q]; }
+
+  /// Adds the logit of the last entry to the scores of queries that have saturated.
+  void add_left_out(const Tile& t, T* scores) const {
+    for (int64_t q = 0; q < t.queries; ++q) {
+      const bool saturated = context_.backward ? !reaches(t, q) : deferred_[q];
+      for (int64_t k = 0; k < t.keys && saturated; ++k) {
+        scores[k * kTileQueries + q] += last_logits()[q];
+      }
+    }
+  }
 
   // Forward.
 
@@ -391,6 +426,8 @@ class CopeTile : public TileTerm<T> {
   TileContext<T> context_;
   const Gates<T> gates_of_;
   bool counts_ = false, deferred_[kTileQueries] = {};
+  /// Backward, where the sum is capped: the sum of each row's score gradients.
+  T totals_[kTileQueries] = {};
   Integer begin_ = 0;
   int64_t width_, last_, ready_ = 0, summed_ = 0;
   T *query_ = nullptr, *logits_ = nullptr, *gates_ = nullptr;

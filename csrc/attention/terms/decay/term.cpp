@@ -16,6 +16,8 @@ void Decay::check(const Call& c) {
       x.dim() == 3 && one_or(x.sym_size(0), batch) && equal(x.sym_size(1), heads) && equal(x.sym_size(2), keys),
       op_name(c), ": expected log_decay of shape (", batch, ", ", heads, ", ", keys, "), but got ", x.sym_sizes());
   check_counts_tokens(c, "log_decay");
+  TORCH_CHECK_VALUE(!c.q_segment_ids, op_name(c),
+                    ": expected no q_segment_ids with log_decay, whose queries are the last of its tokens");
   TORCH_CHECK_VALUE(holds(c.query().sym_size(2).sym_le(keys)), op_name(c),
                     ": expected at most as many queries as keys with log_decay, but got ", c.query().sym_size(2),
                     " queries and ", keys, " keys");

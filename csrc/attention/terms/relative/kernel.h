@@ -28,7 +28,8 @@ class SkewedRows {
     last_ = 2 * radius_;
     if (visible_->by_index() && begin < end) {
       const int64_t first = t.first_query + visible_->offset;
-      const int64_t furthest = visible_->causal ? std::min<int64_t>(end - 1 - first, 0) : end - 1 - first;
+      const bool sees_later = !visible_->causal || visible_->k_blocks != nullptr;
+      const int64_t furthest = sees_later ? end - 1 - first : std::min<int64_t>(end - 1 - first, 0);
       first_ = clipped_entry(begin - (first + t.queries - 1), radius_);
       last_ = clipped_entry(furthest, radius_);
     }
