@@ -14,6 +14,7 @@ namespace {
 Tensor logits(const Call& c) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   check(c);
+  TORCH_CHECK_VALUE(!c.has(kSinks), op_name(c), ": expected no sinks in logits, which have no softmax");
   return reference::logits(c);
 }
 

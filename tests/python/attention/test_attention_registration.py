@@ -13,9 +13,11 @@ one_of_each = pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
 
 TERMS = (
     "Tensor? gate_key=None, Tensor? gate_bias=None, Tensor? alibi_slopes=None, Tensor? distance_bias=None,"
-    " Tensor? bias=None, Tensor? log_decay=None, Tensor? key_mask=None, Tensor? segment_ids=None,"
-    " Tensor? q_positions=None, Tensor? k_positions=None, float? scale=None, int? window=None,"
-    " bool scale_position_logits=False, float dropout_p=0."
+    " Tensor? bias=None, Tensor? log_decay=None, Tensor? sinks=None, Tensor? key_mask=None, Tensor? attn_mask=None,"
+    " Tensor? segment_ids=None, Tensor? q_segment_ids=None, Tensor? block_ids=None, Tensor? q_positions=None,"
+    " Tensor? k_positions=None, Tensor? q_start=None, float? scale=None, int? window=None, int? window_left=None,"
+    ' int? window_right=None, float? softcap=None, str softcap_on="content", bool scale_position_logits=False,'
+    " float dropout_p=0."
 )
 SCHEMAS = {
     "attention": "Tensor query, Tensor key, Tensor value, *, bool is_causal=False, Tensor? q_far=None,"
@@ -45,14 +47,17 @@ def test_opcheck(case, gradients):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     if gradients or case in ONE_OF_EACH:  # without gradients the graph is one node, whatever the options
         tests += ("test_aot_dispatch_dynamic",)
-    torch.library.opcheck(case.dispatcher_op, (), tensors | case.options, test_utils=tests)
+    torch.library.opcheck(case.dispatcher_op, (), tensors | case.dispatcher_options, test_utils=tests)
 
 
 @one_of_each
 def test_opcheck_of_dropout_leaves_nothing_but_the_drawn_numbers(case):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
-        case.dispatcher_op, (), case.tensors(torch.float32) | case.options | {"dropout_p": 0.5}, test_utils=tests
+        case.dispatcher_op,
+        (),
+        case.tensors(torch.float32) | case.dispatcher_options | {"dropout_p": 0.5},
+        test_utils=tests,
     )
 
 

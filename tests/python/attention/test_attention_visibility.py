@@ -192,7 +192,8 @@ def test_one_mask_and_one_row_of_positions_serve_a_batch():
 
 def test_every_rule_is_exercised():
     used = {name for case in CASES for name in case.options}
-    assert {"is_causal", "scale", "key_mask", "window", "segment_ids", "q_positions", "k_positions"} <= used
+    options = posenc.ops.keywords.MaskOptions.__annotations__ | posenc.ops.keywords.PositionOptions.__annotations__
+    assert {*options, "q_start"} - {"bias"} <= used
 
 
 @every_op

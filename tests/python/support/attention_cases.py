@@ -58,11 +58,20 @@ class AttentionCase:
         """The options, on the device of the tensors."""
         return moved(self.options, next(iter(tensors.values())).device)
 
+    @property
+    def dispatcher_options(self) -> dict[str, Any]:
+        """The options as the dispatcher's op takes them, which has a pair of windows as two arguments."""
+        options = dict(self.options)
+        if isinstance(options.get("window"), tuple):
+            left, right = options.pop("window")
+            options |= {"window_left": left, "window_right": right}
+        return options
+
     def logits(self, tensors):
         """The scores, for tensors without value and rel_v."""
         renamed = {"q_near": "query", "k_near": "key"}
         causal = self.op in ("cope_attention", "piecewise_attention")
-        options = {"is_causal": causal} | self.options_for(tensors)
+        options = {"is_causal": causal} | moved(self.dispatcher_options, next(iter(tensors.values())).device)
         return torch.ops.posenc._attention_logits(**{renamed.get(n, n): x for n, x in tensors.items()}, **options)
 
     def run(self, tensors):
@@ -97,9 +106,24 @@ MASK = torch.tensor([[True, True, False, True, True, True, False], [False, False
 SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 3, 1, 1]])
 RESTARTING = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [4, 4, 0, 9, 2, 5, 6]])
 LATER = torch.tensor([[2, 0, 1, 5, 3], [9, 2, 2, 6, 1]])
+ATTN_MASK = torch.rand(BATCH, 1, 5, 7, generator=torch.Generator().manual_seed(3)) > 0.3
+BLOCKS = torch.tensor([[0, 0, -1, 1, 1, 1, -1], [-1, 2, 2, 2, 5, 5, 5]])
+CAPPED = {"softcap": 1.5, "attn_mask": ATTN_MASK}
+CAPPED_SUM = {"softcap": 1.5, "softcap_on": "sum", "key_mask": MASK}
 SHARED_RULES = {
     "plain": {},
     "causal": {"is_causal": True},
+    "attn_mask": {"attn_mask": ATTN_MASK},
+    "attn_mask_by_key": {"attn_mask": MASK[0], "is_causal": True},
+    "left_and_right": {"window": (3, 1)},
+    "left": {"window": (2, None), "is_causal": True},
+    "right_by_position": {"window": (None, 1), "q_positions": LATER, "k_positions": RESTARTING},
+    "blocks": {"block_ids": BLOCKS, "is_causal": True},
+    "blocks_and_a_window": {"block_ids": BLOCKS, "is_causal": True, "window": 2},
+    "segments_of_queries": {"segment_ids": SEGMENTS, "q_segment_ids": SEGMENTS[:, [0, 6, 1, 3, 2]]},
+    "start": {"q_start": torch.tensor([0, 3]), "is_causal": True},
+    "softcap": CAPPED,
+    "softcap_on_sum": CAPPED_SUM | {"is_causal": True},
     "masked": {"key_mask": MASK, "is_causal": True},
     "window": {"window": 2, "is_causal": True},
     "two_sided_window": {"window": 3, "is_causal": False},
@@ -114,6 +138,8 @@ SHARED_RULES = {
         "window": 4,
         "segment_ids": SEGMENTS,
         "scale": 0.7,
+        "attn_mask": ATTN_MASK,
+        "softcap": 2.0,
     },
 }
 COPE_RULES = {
@@ -121,11 +147,22 @@ COPE_RULES = {
     "masked": {"key_mask": MASK},
     "window": {"window": 3},
     "segments": {"segment_ids": SEGMENTS},
-    "everything": {"key_mask": MASK, "window": 4, "segment_ids": SEGMENTS, "scale": 0.7},
+    "left": {"window": (3, None)},
+    "softcap": CAPPED,
+    "softcap_on_sum": CAPPED_SUM,
+    "everything": {
+        "key_mask": MASK,
+        "window": 4,
+        "segment_ids": SEGMENTS,
+        "scale": 0.7,
+        "attn_mask": ATTN_MASK,
+        "softcap": 2.0,
+    },
 }
 
 SLOPES, TABLE, BIAS = {"alibi_slopes": (HEADS,)}, {"distance_bias": (HEADS, 5)}, {"bias": (BATCH, HEADS, 5, 7)}
 DECAY = {"log_decay": (BATCH, HEADS, 7)}
+SINKS = {"sinks": (HEADS,)}
 DOT_TABLES = {
     "dot": {},
     "slopes": SLOPES,
@@ -134,7 +171,8 @@ DOT_TABLES = {
     "bias": BIAS,
     "bias_by_key": {"bias": (7,)},
     "bias_by_head_and_row": {"bias": (HEADS, 5, 1)},
-    "all_biases": SLOPES | TABLE | {"bias": (1, HEADS, 1, 7)},
+    "sinks_by_query": {"sinks": (BATCH, HEADS, 5)},
+    "all_biases": SLOPES | TABLE | {"bias": (1, HEADS, 1, 7)} | SINKS,
 }
 RELATIVE_TABLES = {
     "keys": {"rel_k": (5, WIDTH)},
@@ -168,6 +206,14 @@ CASES = [
     AttentionCase("decay_one_query", "attention", DECAY, {"is_causal": True}, queries=1),
     *_table("relative_attention", RELATIVE_TABLES, SHARED_RULES),
     *_table("cope_attention", COPE_TABLES, COPE_RULES),
+    AttentionCase("cope_of_all_terms", "cope_attention", COPE_TABLES["gate_keys"] | SLOPES | TABLE | DECAY | SINKS),
+    AttentionCase("cope_capped", "cope_attention", COPE_TABLES["gate_bias"] | SLOPES | SINKS, CAPPED),
+    AttentionCase("cope_of_gate_keys_capped", "cope_attention", COPE_TABLES["gate_keys"] | SINKS, CAPPED),
+    AttentionCase("cope_capped_on_sum", "cope_attention", COPE_TABLES["two_positions"] | SINKS, CAPPED_SUM),
+    AttentionCase(
+        "relative_of_all_terms", "relative_attention", RELATIVE_TABLES["by_head"] | SLOPES | BIAS | SINKS, CAPPED
+    ),
+    AttentionCase("piecewise_of_all_terms", "piecewise_attention", TABLE | BIAS | SINKS, CAPPED | {"threshold": 3}),
     AttentionCase("scaled_positions", "cope_attention", COPE_TABLES["shared"], {"scale_position_logits": True}),
     *_table("piecewise_attention", {"distances": {}}, SHARED_RULES, {"threshold": 3}),
     AttentionCase("never_far", "piecewise_attention", {}, {"threshold": 100}),

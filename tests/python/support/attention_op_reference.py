@@ -19,45 +19,102 @@ def _row(x, b):
     return None if x is None else x[b % x.shape[0]]
 
 
-def _visible(i, queries, keys, q, k, *, is_causal, window, key_mask, segment_ids):
+def _in_window(distance, window, is_causal):
+    """Whether a query sees a key `distance` tokens before it; window is an int or (left, right)."""
+    if window is None:
+        return True
+    if isinstance(window, int):
+        return distance < window and (is_causal or -distance < window)
+    left, right = window
+    return (left is None or distance <= left) and (is_causal or right is None or -distance <= right)
+
+
+def _visible(i, queries, keys, q, k, *, is_causal, window, key_mask, segment_ids, q_segment_ids, block_ids):
     """The keys that query i sees."""
-    seen = []
+    seen, own = [], keys - queries + i
     for j in range(keys):
         distance = q[i] - k[j]
-        hidden = (
-            (is_causal and distance < 0)
-            or (window is not None and distance >= window)
-            or (window is not None and not is_causal and -distance >= window)
-            or (key_mask is not None and not key_mask[j])
-            or (segment_ids is not None and segment_ids[j] != segment_ids[keys - queries + i])
-        )
-        if not hidden:
+        near = not (is_causal and distance < 0) and _in_window(distance, window, is_causal)
+        one_block = block_ids is not None and block_ids[j] >= 0 and block_ids[j] == block_ids[own]
+        segment = None if segment_ids is None else segment_ids[own] if q_segment_ids is None else q_segment_ids[i]
+        attended = key_mask is None or key_mask[j]
+        if (near or one_block) and attended and (segment is None or segment_ids[j] == segment):
             seen.append(j)
     return seen
 
 
-def _attend(query, key, value, score, add_value=None, *, hides=None, **rules):
-    """score(b, h, i, seen, distances) -> the scores of the keys seen; add_value(h, weights, distances) -> (Dv)."""
-    rules = {"is_causal": False, "window": None, "key_mask": None, "segment_ids": None} | rules
+BY_ROW = ("key_mask", "segment_ids", "q_segment_ids", "block_ids")
+
+
+def _attend(
+    query,
+    key,
+    value,
+    score,
+    add_value=None,
+    *,
+    alibi_slopes=None,
+    distance_bias=None,
+    log_decay=None,
+    bias=None,
+    hidden_below=None,
+    attn_mask=None,
+    softcap=None,
+    softcap_on="content",
+    sinks=None,
+    q_start=None,
+    **rules,
+):
+    """score(b, h, i, seen, distances) -> of the keys seen, the product and what is added to it; add_value(h, weights,
+    distances) -> (Dv). Entries of bias of at most `hidden_below`, and -infinity, hide a key."""
+    rules = {"is_causal": False, "window": None} | dict.fromkeys(BY_ROW) | rules
     q_positions, k_positions = rules.pop("q_positions", None), rules.pop("k_positions", None)
     (batch, heads, queries, _), keys, share = query.shape, key.shape[2], query.shape[1] // key.shape[1]
+    if q_start is not None:
+        q_positions = q_start.reshape(-1, 1) + torch.arange(queries)
     q_of, k_of = _positions(q_positions, queries, keys), _positions(k_positions, keys, keys)
+    full = None if bias is None else bias.expand(batch, heads, queries, keys)
+    mask = None if attn_mask is None else attn_mask.expand(batch, heads, queries, keys)
+    lowest = -math.inf if hidden_below is None else hidden_below
+
+    def capped(x, where):
+        return softcap * torch.tanh(x / softcap) if softcap is not None and softcap_on == where else x
+
+    def final_scores(b, h, i, seen, distances):
+        product, added = score(b, h, i, seen, distances)
+        s = capped(product, "content") + added
+        if alibi_slopes is not None:
+            slope = alibi_slopes[h] if alibi_slopes.dim() == 1 else alibi_slopes[b, h]
+            s = s - slope * torch.tensor(distances, dtype=s.dtype).abs()
+        if distance_bias is not None:
+            radius = (distance_bias.shape[1] - 1) // 2
+            s = s + distance_bias[h, [radius + max(-radius, min(radius, d)) for d in distances]]
+        if log_decay is not None:
+            decays, own = log_decay[b % log_decay.shape[0], h], keys - queries + i
+            ids = rules["segment_ids"]
+            counts = torch.ones(keys, dtype=bool) if ids is None else ids[b] == ids[b, own]
+            s = s + torch.stack([(decays * counts)[j + 1 : own + 1].sum() for j in seen])
+        return capped(s if full is None else s + full[b, h, i, seen], "sum")
+
+    def hides(b, h, i, j):
+        return (full is not None and full[b, h, i, j].item() <= lowest) or (mask is not None and not mask[b, h, i, j])
+
     outs, sums = [], []
     for b in range(batch):
         q, k = q_of(b), k_of(b)
-        by_row = rules | {name: _row(rules[name], b) for name in ("key_mask", "segment_ids")}
+        by_row = rules | {name: _row(rules[name], b) for name in BY_ROW}
         for h in range(heads):
             for i in range(queries):
                 seen = _visible(i, queries, keys, q, k, **by_row)
-                if hides is not None:
-                    seen = [j for j in seen if not hides(b, h, i, j)]
+                seen = [j for j in seen if not hides(b, h, i, j)]
+                sink = None if sinks is None else sinks[h] if sinks.dim() == 1 else sinks[b, h, i]
                 if not seen:
                     outs.append(value.new_zeros(value.shape[3]))
-                    sums.append(value.new_full((), -math.inf))
+                    sums.append(value.new_full((), -math.inf) if sink is None else sink)
                     continue
                 distances = [k[j] - q[i] for j in seen]
-                s = score(b, h, i, seen, distances)
-                lse = torch.logsumexp(s, 0)
+                s = final_scores(b, h, i, seen, distances)
+                lse = torch.logsumexp(s if sink is None else torch.cat([s, sink.reshape(1)]), 0)
                 weights = torch.exp(s - lse)
                 out = weights @ value[b, h // share, seen]
                 outs.append(out if add_value is None else out + add_value(h, weights, distances))
@@ -70,41 +127,15 @@ def _scale(query, scale):
     return 1 / math.sqrt(query.shape[3]) if scale is None else scale
 
 
-def attention(
-    query,
-    key,
-    value,
-    *,
-    scale=None,
-    alibi_slopes=None,
-    distance_bias=None,
-    bias=None,
-    log_decay=None,
-    hidden_below=None,
-    **rules,
-):
-    """softmax(scale q.k + biases) v; entries of bias of at most `hidden_below`, and -infinity, hide a key."""
+def attention(query, key, value, *, scale=None, **rules):
+    """softmax(scale q.k + biases) v."""
     share, factor = query.shape[1] // key.shape[1], _scale(query, scale)
-    full = None if bias is None else bias.expand(*query.shape[:3], key.shape[2])
-    lowest = -math.inf if hidden_below is None else hidden_below
 
     def score(b, h, i, seen, distances):
-        s = factor * key[b, h // share, seen] @ query[b, h, i]
-        if alibi_slopes is not None:
-            slope = alibi_slopes[h] if alibi_slopes.dim() == 1 else alibi_slopes[b, h]
-            s = s - slope * torch.tensor(distances, dtype=s.dtype).abs()
-        if distance_bias is not None:
-            radius = (distance_bias.shape[1] - 1) // 2
-            s = s + distance_bias[h, [radius + max(-radius, min(radius, d)) for d in distances]]
-        if log_decay is not None:
-            decays, own = log_decay[b % log_decay.shape[0], h], key.shape[2] - query.shape[2] + i
-            ids = rules.get("segment_ids")
-            counts = torch.ones(key.shape[2], dtype=bool) if ids is None else ids[b] == ids[b, own]
-            s = s + torch.stack([(decays * counts)[j + 1 : own + 1].sum() for j in seen])
-        return s if full is None else s + full[b, h, i, seen]
+        product = factor * key[b, h // share, seen] @ query[b, h, i]
+        return product, torch.zeros_like(product)
 
-    hides = None if full is None else lambda b, h, i, j: full[b, h, i, j].item() <= lowest
-    return _attend(query, key, value, score, hides=hides, **rules)
+    return _attend(query, key, value, score, **rules)
 
 
 def relative_attention(query, key, value, rel_k, rel_v=None, *, scale=None, **rules):
@@ -116,7 +147,8 @@ def relative_attention(query, key, value, rel_k, rel_v=None, *, scale=None, **ru
         return (table if table.dim() == 2 else table[h])[[radius + max(-radius, min(radius, d)) for d in distances]]
 
     def score(b, h, i, seen, distances):
-        return factor * (key[b, h // share, seen] + entries(rel_k, h, distances)) @ query[b, h, i]
+        rows = key[b, h // share, seen], entries(rel_k, h, distances)
+        return tuple(factor * x @ query[b, h, i] for x in rows)
 
     def add_value(h, weights, distances):
         return weights @ entries(rel_v, h, distances)
@@ -143,7 +175,7 @@ def cope_attention(
         fraction = position - below
         logits = query[b, h, i] @ table
         bias = (1 - fraction) * logits[below] + fraction * logits[above]
-        return factor * key[b, h // share, seen] @ query[b, h, i] + (factor if scale_position_logits else 1.0) * bias
+        return factor * key[b, h // share, seen] @ query[b, h, i], (factor if scale_position_logits else 1.0) * bias
 
     return _attend(query, key, value, score, is_causal=True, **rules)
 
@@ -155,6 +187,7 @@ def piecewise_attention(q_near, k_near, q_far, k_far, value, threshold, *, scale
     def score(b, h, i, seen, distances):
         near = k_near[b, h // share, seen] @ q_near[b, h, i]
         far = k_far[b, h // share, seen] @ q_far[b, h, i]
-        return factor * torch.where(torch.tensor([-d < threshold for d in distances]), near, far)
+        product = factor * torch.where(torch.tensor([-d < threshold for d in distances]), near, far)
+        return product, torch.zeros_like(product)
 
     return _attend(q_near, k_near, value, score, is_causal=is_causal, **rules)
