@@ -1,7 +1,8 @@
 """The cases of the attention ops, and the ratios that they are to reach."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ import attention_peers as peers
 import environment
 import posenc
 from attention_case import DTYPES, LENGTHS, OP, SDPA, TOLERANCE, Size, attend, attention_case, plain
-from attention_reference import Block, biased, distances
+from attention_reference import Block, Formula, biased, capped, distances, relative, sunk
+from attention_reference import attend as causal
 from case import MODES, Case, Comparison, Contender
 
 ALIBI = "attention ALiBi"
@@ -24,6 +26,7 @@ SDPA_MATH = "SDPA, math path"
 SDPA_FIRE = "SDPA, FIRE's MLP, math path"
 FLEX = "flex_attention compiled"
 READ = "read of k and v"
+EAGER = "its formula, eager"
 
 SHORT_LENGTHS = (16, 32, 64)
 # Of the table: distances beyond count as this one, as in T5.
@@ -59,6 +62,10 @@ def cases() -> Iterator[Case]:
     for mode in MODES:
         for length in (1024, 2048):
             yield _fire(Size(length, 64), mode)
+    for kind in TERMS:
+        for mode in MODES:
+            for length in (1024, 2048):
+                yield _term(kind, Size(length, 64), mode)
     for dtype in DTYPES:
         yield _decode(Size(4096, 128, heads=32, key_heads=8, queries=1), dtype)
     yield from _smoke_cases()
@@ -74,6 +81,8 @@ def _smoke_cases() -> Iterator[Case]:
     yield _trained_table(size)
     for mode in MODES:
         yield _fire(size, mode)
+        for kind in TERMS:
+            yield _term(kind, size, mode)
     for dtype in DTYPES:
         yield _decode(Size(40, 16, heads=4, key_heads=2, queries=1, smoke=True), dtype)
 
@@ -206,6 +215,71 @@ def _fire(size: Size, mode: str) -> Case:
     comparisons = [Comparison(FIRE, OP, FIRE_TARGET), Comparison(FIRE, SDPA_FIRE)]
     inputs = [functools.partial(torch.clone, x) for x in parameters]
     return _case("FIRE", size, mode, torch.float32, contenders, comparisons, {FIRE: biased(bias)}, more_inputs=inputs)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of scores and how it is to compare with attention without it.
+
+    Attributes:
+        attend: The call, of q, k, v and the inputs that follow.
+        formula: The same by its formula, which run for all queries at once is the eager peer.
+        inputs: What draws those inputs.
+    """
+
+    attend: Callable[..., tuple[Tensor]]
+    formula: Formula
+    target: float
+    inputs: Callable[[Size], Sequence[Callable[[], Tensor]]] = lambda size: []
+
+
+def _relative(q: Tensor, k: Tensor, v: Tensor, rel_query: Tensor, rel_k: Tensor) -> tuple[Tensor]:
+    reach = (rel_k.shape[0] - 1, 0)
+    return (posenc.ops.relative_attention(q, k, v, rel_k, rel_query=rel_query, max_distance=reach, is_causal=True),)
+
+
+def _all_true(q: Tensor) -> Tensor:
+    return torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
+
+
+# A cap of 5 acts on scores of normal inputs; one of 50, as Gemma 2 has it, hardly does.
+TERMS = {
+    "sinks": Term(
+        lambda q, k, v, sinks: attend(q, k, v, sinks=sinks),
+        sunk,
+        1.05,
+        lambda size: [lambda: torch.randn(size.heads)],
+    ),
+    "softcap 50": Term(lambda q, k, v: attend(q, k, v, softcap=50.0), capped(50.0), 1.05),
+    "softcap 5": Term(lambda q, k, v: attend(q, k, v, softcap=5.0), capped(5.0), 1.05),
+    "mask that hides nothing": Term(lambda q, k, v: attend(q, k, v, attn_mask=_all_true(q)), causal, 1.05),
+    "window of two sides": Term(lambda q, k, v: attend(q, k, v, window=(q.shape[2], 0)), causal, 1.05),
+    "relative, query of its own": Term(
+        _relative,
+        relative,
+        1.25,
+        lambda size: [lambda: size.query(torch.float32), lambda: torch.randn(size.keys, size.head_dim)],
+    ),
+}
+
+
+def _term(kind: str, size: Size, mode: str) -> Case:
+    term, dtype = TERMS[kind], torch.float32
+    ours = f"{OP} {kind}"
+
+    def eager(*inputs: Tensor) -> tuple[Tensor]:
+        return (term.formula(Block(torch.arange(size.heads), slice(0, size.keys), size.keys), *inputs),)
+
+    def contenders() -> Mapping[str, Contender]:
+        tolerance = (1 if mode == "forward" else 30) * TOLERANCE[dtype]  # sums over all queries
+        return {
+            OP: plain(dtype),
+            ours: Contender(term.attend, tolerance, ours),
+            EAGER: Contender(eager, tolerance, ours, temporaries=True),
+        }
+
+    comparisons = [Comparison(ours, OP, term.target), Comparison(ours, EAGER)]
+    return _case(kind, size, mode, dtype, contenders, comparisons, {ours: term.formula}, more_inputs=term.inputs(size))
 
 
 def _bias(size: Size, mode: str, dtype: torch.dtype) -> Case:

@@ -133,6 +133,29 @@ def biased(bias: Bias) -> Formula:
     return formula
 
 
+def sunk(block: Block, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> Tensor:
+    """Causal attention with a logit (H) for each head in the softmax, without a value (gpt-oss)."""
+    logits = hide(block, scores(block, query, key))
+    sink = sinks.reshape(-1, 1, 1).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ block.of_keys(value)
+
+
+def capped(cap: float) -> Formula:
+    """Causal attention of scores cap * tanh(score / cap) (Gemma 2)."""
+
+    def formula(block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return weights(block, cap * torch.tanh(scores(block, query, key) / cap)) @ block.of_keys(value)
+
+    return formula
+
+
+def relative(block: Block, query: Tensor, key: Tensor, value: Tensor, rel_query: Tensor, rel_k: Tensor) -> Tensor:
+    """Causal attention with a table (T, D) over distances T - 1 to 0 and a query of its own (Transformer-XL)."""
+    by_row = block.of_queries(rel_query) @ rel_k.t() * query.shape[-1] ** -0.5
+    row = (block.distances().clamp(max=0) + rel_k.shape[0] - 1).expand(*by_row.shape[:-1], block.keys)
+    return weights(block, scores(block, query, key) + by_row.gather(-1, row)) @ block.of_keys(value)
+
+
 def scores(block: Block, query: Tensor, key: Tensor) -> Tensor:
     """Of every key, hidden ones too."""
     return block.of_queries(query) @ block.of_keys(key).transpose(-1, -2) * query.shape[-1] ** -0.5

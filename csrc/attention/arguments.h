@@ -36,6 +36,10 @@ POSENC_ATTENTION_ALL_TENSORS(POSENC_TENSOR)
 POSENC_ATTENTION_ALL_OPTIONS(POSENC_OPTION)
 #undef POSENC_INPUT
 #undef POSENC_TENSOR
+
+POSENC_OPTION(std::optional<int64_t>, max_distance_left, std::nullopt)
+POSENC_OPTION(std::optional<int64_t>, max_distance_right, std::nullopt)
+POSENC_OPTION(std::string, beyond, "clip")
 #undef POSENC_OPTION
 
 /// An argument that a call must have.

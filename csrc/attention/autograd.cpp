@@ -268,7 +268,7 @@ OutAndLse attention_autocast(const Call& c) {
   c10::impl::ExcludeDispatchKeyGuard no_autocast(key);
   const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
   Call cast = c;
-  for (const Input input : {kQuery, kKey, kValue, kFarQuery, kFarKey, kGateKey}) {
+  for (const Input input : {kQuery, kKey, kValue, kFarQuery, kFarKey, kGateKey, kRelQuery}) {
     cast.inputs[input] = at::autocast::cached_cast(dtype, c.inputs[input], device);
   }
   return call_public(cast);

@@ -60,6 +60,11 @@ struct Call {
 #undef POSENC_TENSOR
 #undef POSENC_OPTION
 
+  /// Of relative_attention alone: the distances that its tables cover to the left and to the right, and what those
+  /// beyond get, "clip" or "zero". Attention takes tables of 2R + 1 rows.
+  std::optional<int64_t> max_distance_left = std::nullopt, max_distance_right = std::nullopt;
+  std::string beyond = "clip";
+
   const Tensor& query() const { return *inputs[kQuery]; }
   const Tensor& key() const { return *inputs[kKey]; }
   const Tensor& value() const { return *inputs[kValue]; }

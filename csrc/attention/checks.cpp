@@ -72,7 +72,7 @@ namespace {
 void check_operands(const Call& c) {
   const Tensor& query = c.query();
   const char* op = op_name(c);
-  for (const Input input : {kQuery, kKey, kValue, kFarQuery, kFarKey, kGateKey}) {
+  for (const Input input : {kQuery, kKey, kValue, kFarQuery, kFarKey, kGateKey, kRelQuery}) {
     if (!c.has(input)) {
       continue;
     }

@@ -185,7 +185,7 @@ struct Softmax {
   Tensor weights, lse, largest, total;
 };
 
-Softmax softmax(const Operands& o, const Block& block, const Scores& scores, const OptionalTensor& sink) {
+Softmax softmax(const Block& block, const Scores& scores, const OptionalTensor& sink) {
   const Tensor s = at::where(block.visible, scores.all, -kInfinity);
   Tensor largest = s.detach().amax(-1, /*keepdim=*/true);
   if (sink) {
@@ -207,7 +207,7 @@ struct BlockResult {
 };
 
 BlockResult forward_block(const Operands& o, const Block& block, const Tensor& seed) {
-  const Softmax found = softmax(o, block, scores(o, block), sink_of(o, block.rows));
+  const Softmax found = softmax(block, scores(o, block), sink_of(o, block.rows));
   const Tensor weights = dropped(o, block, seed, found.weights);
   Tensor out = o.sum_keys(weights, kValue, block.visible);
   for_each_used_term(o.call, [&](auto term) { term.add_output(o, block, weights, out); });
@@ -229,7 +229,7 @@ Weights weights_again(const Operands& o, const Block& block, const Scores& score
   const OptionalTensor sink = sink_of(o, block.rows);
   Tensor largest, total;
   if (o.mode == Mode::kComposite) {
-    const Softmax found = softmax(o, block, scores, sink);
+    const Softmax found = softmax(block, scores, sink);
     largest = found.largest.unsqueeze(-1);
     total = found.total.unsqueeze(-1);
   } else {

@@ -20,6 +20,45 @@ OutAndLse alias(const Call& c) {
   return call_public(c);
 }
 
+/// Tables over -left .. right as tables of 2R + 1 rows, whose further rows hold what distances beyond get. Gradients
+/// follow from torch's.
+Call with_even_tables(Call c) {
+  check_defined(c);
+  TORCH_CHECK_VALUE(c.beyond == "clip" || c.beyond == "zero",
+                    "relative_attention: expected beyond to be 'clip' or 'zero', but got '", c.beyond, "'");
+  TORCH_CHECK_VALUE(c.max_distance_left.has_value() == c.max_distance_right.has_value(),
+                    "relative_attention: expected max_distance_left with max_distance_right, but got one of them");
+  const bool zero = c.beyond == "zero";
+  for (const Input input : {kRelK, kRelV}) {
+    if (!c.has(input) || (!c.max_distance_left && !zero)) {
+      continue;
+    }
+    Tensor& table = *c.inputs[input];
+    check_beside_query(c, kInputNames[input], table);
+    TORCH_CHECK_VALUE(table.dim() == 2 || table.dim() == 3, "relative_attention: expected ", kInputNames[input],
+                      " of shape (rows, width) or (heads, rows, width), but got ", table.sym_sizes());
+    const c10::SymInt rows = table.sym_size(-2);
+    const c10::SymInt left = c.max_distance_left ? c10::SymInt(*c.max_distance_left) : (rows - 1) / 2,
+                      right = c.max_distance_left ? c10::SymInt(*c.max_distance_right) : left;
+    TORCH_CHECK_VALUE(holds(left.sym_ge(0)) && holds(right.sym_ge(0)),
+                      "relative_attention: expected max_distance to be at least 0 on both sides, but got (", left, ", ",
+                      right, ")");
+    TORCH_CHECK_VALUE(holds(rows.sym_eq(left + right + 1)), "relative_attention: expected ", kInputNames[input],
+                      " to have ", left + right + 1, " rows, one for each distance from -", left, " to ", right,
+                      ", but got shape ", table.sym_sizes());
+    const c10::SymInt radius = left.max(right) + (zero ? 1 : 0);
+    if (zero) {
+      table = at::constant_pad_nd_symint(table, {0, 0, radius - left, radius - right});
+    } else {
+      const auto place = at::arange(-radius, radius + 1, table.options().dtype(at::kLong).requires_grad({}));
+      table = table.index_select(-2, place.clamp(-left, right) + left);
+    }
+  }
+  return c;
+}
+
+OutAndLse relative_alias(const Call& c) { return call_public(with_even_tables(c)); }
+
 OutAndLse causal_alias(Call c) {
   c.is_causal = true;
   return alias(c);
@@ -54,7 +93,7 @@ POSENC_LIBRARY_FRAGMENT(m) {
 }
 
 POSENC_COMPOSITES(m) {
-  m.impl("relative_attention", kEntry<RelativeSignature, alias>);
+  m.impl("relative_attention", kEntry<RelativeSignature, relative_alias>);
   m.impl("cope_attention", kEntry<CopeSignature, causal_alias>);
   m.impl("piecewise_attention", kEntry<PiecewiseSignature, alias>);
 }
@@ -87,10 +126,16 @@ Call call_of(const Options& o, const Tensor& query, const Tensor& key) {
   return c;
 }
 
-Call relative_call(const RelativeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& rel_k) {
+Call relative_call(const RelativeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& rel_k,
+                   const OptionalTensor& rel_v) {
   Call c = call_of(o, query, key);
   c.inputs[kRelK] = rel_k;
-  return c;
+  c.inputs[kRelV] = rel_v;
+  c.inputs[kRelQuery] = o.rel_query();
+  c.max_distance_left = o.max_distance_left();
+  c.max_distance_right = o.max_distance_right();
+  c.beyond = o.beyond();
+  return with_even_tables(std::move(c));
 }
 
 Call cope_call(const CopeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& pos_emb) {
@@ -157,7 +202,7 @@ Tensor attention_logits(const Tensor& query, const Tensor& key, const AttentionF
 
 Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const Tensor& rel_k,
                                  const RelativeAttentionFuncOptions& o) {
-  return call_logits(relative_call(o, query, key, rel_k));
+  return call_logits(relative_call(o, query, key, rel_k, std::nullopt));
 }
 
 Tensor cope_attention_logits(const Tensor& query, const Tensor& key, const Tensor& pos_emb,
@@ -191,9 +236,7 @@ std::tuple<Tensor, Tensor> attention_with_lse(const Tensor& query, const Tensor&
 std::tuple<Tensor, Tensor> relative_attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,
                                                        const Tensor& rel_k, const OptionalTensor& rel_v,
                                                        const RelativeAttentionFuncOptions& o) {
-  Call c = relative_call(o, query, key, rel_k);
-  c.inputs[kRelV] = rel_v;
-  return call_with(std::move(c), value);
+  return call_with(relative_call(o, query, key, rel_k, rel_v), value);
 }
 
 std::tuple<Tensor, Tensor> cope_attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -13,7 +13,9 @@ AttentionFuncOptions with_terms(const AttendOptions& call, std::optional<double>
       .scale(scale)
       .alibi_slopes(terms.slopes)
       .distance_bias(terms.distance_bias)
-      .bias(terms.bias);
+      .bias(terms.bias && call.bias() ? std::make_optional(*terms.bias + *call.bias())
+            : terms.bias              ? terms.bias
+                                      : call.bias());
 }
 
 ScoreCall score_call(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {

@@ -31,8 +31,17 @@ OpOptions op_options(const AttendOptions& call) {
   auto o = OpOptions();
   o.scale(call.scale())
       .key_mask(call.key_mask())
+      .attn_mask(call.attn_mask())
       .window(call.window())
+      .window_left(call.window_left())
+      .window_right(call.window_right())
       .segment_ids(call.segment_ids())
+      .q_segment_ids(call.q_segment_ids())
+      .block_ids(call.block_ids())
+      .bias(call.bias())
+      .softcap(call.softcap())
+      .softcap_on(call.softcap_on())
+      .sinks(call.sinks())
       .dropout_p(call.dropout_p());
   if constexpr (requires { o.is_causal(true); }) {
     if (call.is_causal()) {

@@ -88,7 +88,7 @@ struct ScoreCallArguments {
       visit("value", value);
     }
     nn::AttendOptions::describe(call, [&](const char* name, auto& option) {
-      if (attends || name != std::string("dropout_p")) {
+      if (attends || (name != std::string("dropout_p") && name != std::string("sinks"))) {
         visit(name, option);
       }
     });

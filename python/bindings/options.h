@@ -121,7 +121,9 @@ class __attribute__((visibility("hidden"))) ArgumentReader {
   /// What a value of type T must be, for messages.
   template <typename T>
   static std::string expected() {
-    if constexpr (requires { typename T::value_type; }) {
+    if constexpr (std::is_same_v<T, std::string>) {
+      return "a string";
+    } else if constexpr (requires { typename T::value_type; }) {
       using Value = typename T::value_type;
       return std::is_same_v<T, std::optional<Value>> ? expected<Value>() + " or None" : "a list of numbers";
     } else if constexpr (std::is_same_v<T, bool>) {

@@ -36,6 +36,8 @@ struct Sight {
   bool is_causal = true;
   std::optional<int64_t> window = std::nullopt;
   bool key_mask = false, segments = false, positions = false;
+  std::optional<int64_t> window_left = std::nullopt, window_right = std::nullopt;
+  bool blocks = false, q_segments = false, start = false;
 };
 
 struct Setting : Sizes, Sight {
@@ -75,6 +77,20 @@ void add_hiding_bias(const Setting& s, Call& c) {
 
 void add_decay(const Setting& s, Call& c) {
   c.inputs.log_decay = at::rand({s.batch, s.heads, s.keys}, kWide).mul(-0.1);
+}
+
+void add_sinks(const Setting& s, Call& c) { c.inputs.sinks = numbers({s.heads}); }
+
+/// Of a batch row, or of all: some tiles hide all of their keys, some none.
+void add_mask(const Setting& s, Call& c, bool per_head) {
+  const Tensor seen = at::rand({per_head ? s.batch : 1, per_head ? s.heads : 1, s.queries, s.keys}) > 0.3;
+  const Tensor places = at::arange(s.keys);
+  c.attn_mask = seen.logical_or(places < 30).logical_and((places < 100).logical_or(places >= 196));
+}
+
+void add_softcap(Call& c, double cap, bool on_sum) {
+  c.softcap = cap;
+  c.caps_sum = on_sum;
 }
 
 void add_tables_of_keys(const Setting& s, Call& c, int64_t radius, bool per_head, bool values) {
@@ -117,12 +133,76 @@ const std::vector<Term>& terms() {
          add_decay(s, c);
        },
        true},
+      {"Sinks", add_sinks},
+      {"SinksOfQueries",
+       [](const Setting& s, Call& c) { c.inputs.sinks = numbers({s.batch, s.heads, s.queries}, 3.0); }},
+      {"Softcap", [](const Setting&, Call& c) { add_softcap(c, 0.8, false); }},
+      {"SoftcapThatHardlyCaps", [](const Setting&, Call& c) { add_softcap(c, 30.0, false); }},
+      {"SoftcapOnSum",
+       [](const Setting& s, Call& c) {
+         add_bias(s, c);
+         add_softcap(c, 1.5, true);
+       }},
+      {"Mask", [](const Setting& s, Call& c) { add_mask(s, c, false); }},
+      {"MaskOfHeadsAndSinks",
+       [](const Setting& s, Call& c) {
+         add_mask(s, c, true);
+         add_sinks(s, c);
+       }},
+      {"MaskOfKeys", [](const Setting& s, Call& c) { c.attn_mask = at::rand({s.keys}) > 0.3; }},
       {"Shaw", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 16, false, true); }},
+      {"ShawOfNarrowQueries",
+       [](const Setting& s, Call& c) {
+         c.inputs.rel_query = numbers({s.batch, s.heads, s.queries, 5});
+         c.inputs.rel_k = numbers({s.heads, 2 * 130 + 1, 5});
+       }},
+      {"ShawOfWideQueriesAndValues",
+       [](const Setting& s, Call& c) {
+         add_tables_of_keys(s, c, 16, false, true);
+         c.inputs.rel_query = numbers({s.batch, s.heads, s.queries, 19});
+         c.inputs.rel_k = numbers({33, 19});
+         add_slopes(s, c);
+       }},
+      {"ShawMaskedCappedAndSinks",
+       [](const Setting& s, Call& c) {
+         add_tables_of_keys(s, c, 16, true, true);
+         add_mask(s, c, false);
+         add_softcap(c, 2.0, true);
+         add_sinks(s, c);
+       }},
       {"ShawKeysOnly", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 3, true, false); }},
       {"ShawFar", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 150, true, true); }},
       {"Piecewise", [](const Setting& s, Call& c) { add_far(s, c, 40); }},
       {"PiecewiseBeyondATile", [](const Setting& s, Call& c) { add_far(s, c, 110); }},
+      {"PiecewiseCapped",
+       [](const Setting& s, Call& c) {
+         add_far(s, c, 40);
+         add_slopes(s, c);
+         add_softcap(c, 0.8, false);
+       }},
       {"CoPE", [](const Setting& s, Call& c) { add_cope(s, c, 24, false); }, true},
+      {"CoPECapped",
+       [](const Setting& s, Call& c) {
+         add_cope(s, c, 24, false);
+         add_softcap(c, 0.8, false);
+         add_sinks(s, c);
+       },
+       true},
+      {"CoPECappedOnSum",
+       [](const Setting& s, Call& c) {
+         add_cope(s, c, 24, true);
+         add_softcap(c, 1.5, true);
+         add_sinks(s, c);
+       },
+       true},
+      {"CoPEMaskedOfGateKeysCapped",
+       [](const Setting& s, Call& c) {
+         add_cope(s, c, 40, true);
+         c.inputs.gate_key = numbers({s.batch, s.groups, s.keys, s.width});
+         add_mask(s, c, true);
+         add_softcap(c, 0.8, false);
+       },
+       true},
       {"CoPEThatNeverSaturates",
        [](const Setting& s, Call& c) {
          add_cope(s, c, 170, true);
@@ -177,6 +257,16 @@ Call make_call(const Setting& s, const Term& term) {
   c.inputs.v = numbers({s.batch, s.groups, s.keys, s.value_width});
   c.is_causal = s.is_causal;
   c.window = s.window;
+  c.window_left = s.window_left;
+  c.window_right = s.window_right;
+  if (s.blocks) {  // within tiles and across them; a token between two in none
+    const Tensor places = at::arange(s.keys), blocks = places.div(73, "floor");
+    c.block_ids = blocks.masked_fill(places.remainder(73) >= 60, -1).expand({s.batch, s.keys}).clone();
+    c.block_ids.select(0, s.batch - 1).masked_fill_(places < 40, 9);
+  }
+  if (s.start) {  // a buffer of keys that is not full
+    c.q_start = at::arange(s.batch).mul(-20).add(s.keys - s.queries - 13);
+  }
   if (s.key_mask) {  // left padding, and holes
     c.key_mask = (at::rand({s.batch, s.keys}) > 0.3).logical_and(at::arange(s.keys) >= 20);
   }
@@ -184,6 +274,10 @@ Call make_call(const Setting& s, const Term& term) {
     const Tensor cuts = at::tensor({50, 121, 40, 100}, at::kLong).view({2, 2}).narrow(0, 0, s.batch);
     c.segment_ids = at::arange(s.keys).view({1, 1, -1}).ge(cuts.unsqueeze(-1)).sum(1);
     c.segment_ids.select(0, s.batch - 1).add_(at::arange(s.keys).div(7, "floor").remainder(2).mul(5));  // interleaved
+  }
+  if (s.q_segments) {  // the queries of a row begin with those of its last segment
+    const Tensor last = at::arange(s.queries).remainder(s.keys).neg().add(s.keys - 1);
+    c.q_segment_ids = c.segment_ids.index_select(1, last);
   }
   if (s.positions) {  // gaps, a different start for each row, and a few tokens that change places
     const Tensor start = at::arange(s.batch).mul(1000).unsqueeze(1);
@@ -201,13 +295,27 @@ std::optional<Tensor> maybe(const Tensor& x) { return x.defined() ? std::make_op
 /// What all options have.
 template <typename Options>
 Options common(Options o, const Call& c) {
-  return o.scale(c.scale).key_mask(maybe(c.key_mask)).window(c.window).segment_ids(maybe(c.segment_ids));
+  if (c.caps_sum) {
+    o.softcap_on("sum");
+  }
+  return o.scale(c.scale)
+      .key_mask(maybe(c.key_mask))
+      .attn_mask(maybe(c.attn_mask))
+      .window(c.window)
+      .window_left(c.window_left)
+      .window_right(c.window_right)
+      .segment_ids(maybe(c.segment_ids))
+      .q_segment_ids(maybe(c.q_segment_ids))
+      .softcap(c.softcap)
+      .sinks(maybe(c.inputs.sinks));
 }
 
 template <typename Options>
 Options with_places(const Call& c) {
   return common(Options(), c)
       .is_causal(c.is_causal)
+      .block_ids(maybe(c.block_ids))
+      .q_start(maybe(c.q_start))
       .q_positions(maybe(c.q_positions))
       .k_positions(maybe(c.k_positions));
 }
@@ -219,7 +327,9 @@ inline bool combines(const Inputs& in) {
 }
 
 /// The op of a call, with inputs `in`.
-inline std::tuple<Tensor, Tensor> run(const Call& c, const Inputs& in, double dropout_p = 0.0) {
+inline std::tuple<Tensor, Tensor> run(const Call& call, const Inputs& in, double dropout_p = 0.0) {
+  Call c = call;
+  c.inputs = in;
   if (combines(in) || !(in.rel_k.defined() || in.q_far.defined() || in.pos_emb.defined())) {
     return posenc::attention_with_lse(in.q, in.k, in.v,
                                       with_places<posenc::AttentionFuncOptions>(c)
@@ -229,6 +339,7 @@ inline std::tuple<Tensor, Tensor> run(const Call& c, const Inputs& in, double dr
                                           .log_decay(maybe(in.log_decay))
                                           .rel_k(maybe(in.rel_k))
                                           .rel_v(maybe(in.rel_v))
+                                          .rel_query(maybe(in.rel_query))
                                           .q_far(maybe(in.q_far))
                                           .k_far(maybe(in.k_far))
                                           .threshold(c.threshold)
@@ -241,7 +352,7 @@ inline std::tuple<Tensor, Tensor> run(const Call& c, const Inputs& in, double dr
   if (in.rel_k.defined()) {
     return posenc::relative_attention_with_lse(
         in.q, in.k, in.v, in.rel_k, maybe(in.rel_v),
-        with_places<posenc::RelativeAttentionFuncOptions>(c).dropout_p(dropout_p));
+        with_places<posenc::RelativeAttentionFuncOptions>(c).rel_query(maybe(in.rel_query)).dropout_p(dropout_p));
   }
   if (in.q_far.defined()) {
     return posenc::piecewise_attention_with_lse(
@@ -345,7 +456,9 @@ std::vector<Parameters> combinations(const std::vector<Term>& of_terms, const st
   std::vector<Parameters> all;
   for (const Term& term : of_terms) {
     for (const Setting& setting : of_settings) {
-      if (!term.by_index || (setting.is_causal && !setting.positions)) {
+      const bool by_index = setting.is_causal && !setting.positions && !setting.blocks && !setting.start;
+      const bool decays = term.name.find("Decay") != std::string::npos;  // over the segments of keys
+      if ((!term.by_index || by_index) && !(decays && setting.q_segments)) {
         all.emplace_back(term, setting);
       }
     }

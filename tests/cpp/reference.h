@@ -42,8 +42,10 @@ struct Inputs {
   Tensor q, k, v;
   /// (H) or (B, H); (H, 2R+1); up to (B, H, Tq, Tk); (B or 1, H, Tk).
   Tensor slopes, distance_bias, bias, log_decay;
-  /// (2R+1, D) or (H, 2R+1, D).
-  Tensor rel_k, rel_v;
+  /// (H), or (B, H, Tq).
+  Tensor sinks;
+  /// (2R+1, D) or (H, 2R+1, D); with rel_query (B, H, Tq, r) rel_k is r wide.
+  Tensor rel_k, rel_v, rel_query;
   /// Queries and keys of distances from `threshold` on.
   Tensor q_far, k_far;
   /// (1 or H, D, P); (B, G, Tk, D); (H).
@@ -62,8 +64,10 @@ inline constexpr Member kMembers[] = {{"query", &Inputs::q},
                                       {"distance_bias", &Inputs::distance_bias},
                                       {"bias", &Inputs::bias},
                                       {"log_decay", &Inputs::log_decay},
+                                      {"sinks", &Inputs::sinks},
                                       {"rel_k", &Inputs::rel_k},
                                       {"rel_v", &Inputs::rel_v},
+                                      {"rel_query", &Inputs::rel_query},
                                       {"q_far", &Inputs::q_far},
                                       {"k_far", &Inputs::k_far},
                                       {"pos_emb", &Inputs::pos_emb},
@@ -75,9 +79,14 @@ struct Call {
   Inputs inputs;
   std::optional<double> scale = std::nullopt;
   bool is_causal = false;
-  std::optional<int64_t> window = std::nullopt;
+  std::optional<int64_t> window = std::nullopt, window_left = std::nullopt, window_right = std::nullopt;
   /// (B, Tk) bool, (B, Tk) integer, (T) or (B, T).
   Tensor key_mask, segment_ids, q_positions, k_positions;
+  /// Up to (B, H, Tq, Tk) bool; (B, Tq) and (B, Tk) integer; () or (B).
+  Tensor attn_mask, q_segment_ids, block_ids, q_start;
+  /// c tanh(s / c) of the product, or of the sum of all terms.
+  std::optional<double> softcap = std::nullopt;
+  bool caps_sum = false;
   /// Of the inputs q_far and k_far.
   int64_t threshold = 0;
   /// CoPE: whether scale multiplies the position logits too.
@@ -132,8 +141,8 @@ class Row {
     for (int64_t j = 0; j < keys_; ++j) {
       scores_[j] = sees(j) ? score(j) : -kInfinity;
     }
-    const double largest = *std::max_element(scores_.begin(), scores_.end());
-    double total = 0;
+    const double largest = std::max(*std::max_element(scores_.begin(), scores_.end()), sink());
+    double total = sink() == -kInfinity ? 0.0 : std::exp(sink() - largest);
     for (const double s : scores_) {
       total += s == -kInfinity ? 0.0 : std::exp(s - largest);
     }
@@ -177,6 +186,16 @@ class Row {
     }
     for (int64_t j = 0; j < keys_; ++j) {
       grad[j] = weight(j) * (grad[j] - mean + grad_lse);
+    }
+    if (in_.sinks.defined()) {
+      *sink_in(to.sinks) += std::exp(sink() - lse_) * (grad_lse - mean);
+    }
+    if (c_.softcap && c_.caps_sum) {
+      for (int64_t j = 0; j < keys_; ++j) {
+        grad[j] *= weight(j) == 0 ? 0.0 : cap_slope(scores_[j]);
+      }
+    }
+    for (int64_t j = 0; j < keys_; ++j) {
       if (sees(j)) {
         add_score_gradients(j, grad[j], to);
       }
@@ -193,7 +212,16 @@ class Row {
 
  private:
   double kept(int64_t j) const { return c_.kept.defined() ? *at(c_.kept, {b_, h_, i_, j}) : 1.0; }
+  double* sink_in(const Tensor& x) const { return x.dim() == 1 ? at(x, {h_}) : at(x, {b_, h_, i_}); }
+  double sink() const { return in_.sinks.defined() ? *sink_in(in_.sinks) : -kInfinity; }
+  double capped(double x) const { return *c_.softcap * std::tanh(x / *c_.softcap); }
+  /// The derivative of a capped number.
+  double cap_slope(double x) const { return 1.0 - x / *c_.softcap * (x / *c_.softcap); }
+
   double q_position() const {
+    if (c_.q_start.defined()) {
+      return *at(c_.q_start, {b_}) + static_cast<double>(i_);
+    }
     return c_.q_positions.defined() ? *at(c_.q_positions, {b_, i_}) : static_cast<double>(own_);
   }
   double k_position(int64_t j) const {
@@ -202,19 +230,34 @@ class Row {
   /// Query position minus key position.
   double distance(int64_t j) const { return q_position() - k_position(j); }
   bool same_segment(int64_t j) const {
-    return !c_.segment_ids.defined() || *at(c_.segment_ids, {b_, j}) == *at(c_.segment_ids, {b_, own_});
+    if (!c_.segment_ids.defined()) {
+      return true;
+    }
+    const double own = c_.q_segment_ids.defined() ? *at(c_.q_segment_ids, {b_, i_}) : *at(c_.segment_ids, {b_, own_});
+    return *at(c_.segment_ids, {b_, j}) == own;
+  }
+  bool one_block(int64_t j) const {
+    return c_.block_ids.defined() && *at(c_.block_ids, {b_, j}) >= 0 &&
+           *at(c_.block_ids, {b_, j}) == *at(c_.block_ids, {b_, own_});
+  }
+
+  /// By positions alone: query i sees key i - n.
+  bool reaches(double n) const {
+    const bool causal = c_.is_causal || in_.pos_emb.defined();
+    const auto left = c_.window ? std::make_optional(*c_.window - 1) : c_.window_left,
+               right = c_.window ? left : c_.window_right;
+    return !(causal && n < 0) && !(left && n > static_cast<double>(*left)) &&
+           !(right && !causal && -n > static_cast<double>(*right));
   }
 
   bool sees(int64_t j) const {
-    const double n = distance(j);
-    const bool causal = c_.is_causal || in_.pos_emb.defined();
-    return !(causal && n < 0) && !(c_.window && n >= static_cast<double>(*c_.window)) &&
-           !(c_.window && !causal && -n >= static_cast<double>(*c_.window)) &&
-           (!c_.key_mask.defined() || *at(c_.key_mask, {b_, j}) != 0) && same_segment(j);
+    return (reaches(distance(j)) || one_block(j)) && (!c_.key_mask.defined() || *at(c_.key_mask, {b_, j}) != 0) &&
+           (!c_.attn_mask.defined() || *at(c_.attn_mask, {b_, h_, i_, j}) != 0) && same_segment(j);
   }
 
   bool is_far(int64_t j) const { return in_.q_far.defined() && distance(j) >= static_cast<double>(c_.threshold); }
   const double* query(bool far = false) const { return at(far ? in_.q_far : in_.q, {b_, h_, i_, 0}); }
+  const double* rel_query() const { return in_.rel_query.defined() ? at(in_.rel_query, {b_, h_, i_, 0}) : query(); }
   const double* key(int64_t j, bool far = false) const { return at(far ? in_.k_far : in_.k, {b_, group_, j, 0}); }
 
   /// R + clip(key position - query position, -R, R), for a table of 2R + 1 entries along `dim` from the end.
@@ -224,8 +267,13 @@ class Row {
   }
   int64_t entry(const Tensor& rows, int64_t j) const { return clipped(rows.size(-2), j); }
 
+  double product(int64_t j) const { return scale_ * dot(query(is_far(j)), key(j, is_far(j)), width_); }
+
   double score(int64_t j) const {
-    double s = scale_ * dot(query(is_far(j)), key(j, is_far(j)), width_);
+    double s = product(j);
+    if (c_.softcap && !c_.caps_sum) {
+      s = capped(s);
+    }
     if (in_.slopes.defined()) {
       s -= *at(in_.slopes, {b_, h_}) * std::abs(distance(j));
     }
@@ -239,20 +287,21 @@ class Row {
       s += decays_[j + 1];
     }
     if (in_.rel_k.defined()) {
-      s += scale_ * dot(query(), at(in_.rel_k, {h_, entry(in_.rel_k, j), 0}), width_);
+      s += scale_ * dot(rel_query(), at(in_.rel_k, {h_, entry(in_.rel_k, j), 0}), in_.rel_k.size(-1));
     }
     if (in_.pos_emb.defined()) {
       const int64_t low = lower(j);
       const double part = places_[j] - static_cast<double>(low);
       s += (part == 1.0 ? 0.0 : (1.0 - part) * logit(low)) + (part == 0.0 ? 0.0 : part * logit(low + 1));
     }
-    return s;
+    return c_.softcap && c_.caps_sum ? capped(s) : s;
   }
 
   void add_score_gradients(int64_t j, double g, const Inputs& to) const {
     const bool far = is_far(j);
-    add(g * scale_, key(j, far), 1, width_, at(far ? to.q_far : to.q, {b_, h_, i_, 0}));
-    add(g * scale_, query(far), 1, width_, at(far ? to.k_far : to.k, {b_, group_, j, 0}));
+    const double of_product = g * scale_ * (c_.softcap && !c_.caps_sum ? cap_slope(capped(product(j))) : 1.0);
+    add(of_product, key(j, far), 1, width_, at(far ? to.q_far : to.q, {b_, h_, i_, 0}));
+    add(of_product, query(far), 1, width_, at(far ? to.k_far : to.k, {b_, group_, j, 0}));
     if (in_.slopes.defined()) {
       *at(to.slopes, {b_, h_}) -= g * std::abs(distance(j));
     }
@@ -264,8 +313,10 @@ class Row {
     }
     if (in_.rel_k.defined()) {
       const int64_t e = entry(in_.rel_k, j);
-      add(g * scale_, at(in_.rel_k, {h_, e, 0}), 1, width_, at(to.q, {b_, h_, i_, 0}));
-      add(g * scale_, query(), 1, width_, at(to.rel_k, {h_, e, 0}));
+      const int64_t width = in_.rel_k.size(-1);
+      const Tensor& to_query = in_.rel_query.defined() ? to.rel_query : to.q;
+      add(g * scale_, at(in_.rel_k, {h_, e, 0}), 1, width, at(to_query, {b_, h_, i_, 0}));
+      add(g * scale_, rel_query(), 1, width, at(to.rel_k, {h_, e, 0}));
     }
   }
 
@@ -338,7 +389,8 @@ inline Call widened(Call call) {
   for (const auto& [name, tensor] : kMembers) {
     call.inputs.*tensor = wide(call.inputs.*tensor);
   }
-  for (Tensor* x : {&call.key_mask, &call.segment_ids, &call.q_positions, &call.k_positions, &call.kept}) {
+  for (Tensor* x : {&call.key_mask, &call.segment_ids, &call.q_positions, &call.k_positions, &call.attn_mask,
+                    &call.q_segment_ids, &call.block_ids, &call.q_start, &call.kept}) {
     *x = wide(*x);
   }
   return call;

@@ -18,6 +18,12 @@ const std::vector<Setting>& settings() {
       {{2, 2, 1, 110, 150, 16, 16}, {.segments = true}, "Segments"},
       {{2, 2, 1, 99, 120, 16, 16}, {.positions = true}, "Positions"},
       {{1, 2, 2, 110, 150, 8, 8}, {.is_causal = false, .window = 60, .positions = true}, "PositionsWithAWindow"},
+      {{1, 2, 1, 110, 220, 8, 8}, {.is_causal = false, .window_left = 70, .window_right = 13}, "WindowOfTwoSides"},
+      {{1, 2, 1, 130, 200, 8, 8}, {.window_left = 100}, "WindowToTheLeft"},
+      {{2, 2, 1, 110, 200, 8, 8}, {.blocks = true}, "Blocks"},
+      {{2, 2, 1, 150, 200, 8, 8}, {.window = 50, .blocks = true}, "BlocksWithAWindow"},
+      {{2, 2, 1, 160, 150, 8, 8}, {.is_causal = false, .segments = true, .q_segments = true}, "SegmentsOfQueries"},
+      {{2, 2, 1, 100, 150, 8, 8}, {.start = true}, "Start"},
       {{1, 1, 1, 100, 130, 300, 257}, {}, "WideHeads"},
       {{2, 4, 2, 1, 129, 16, 16}, {}, "DecodeOneQuery"},
       {{1, 4, 1, 3, 400, 33, 20}, {}, "DecodeThreeQueries"},
@@ -25,6 +31,9 @@ const std::vector<Setting>& settings() {
       {{1, 2, 1, 4, 300, 16, 8}, {.is_causal = false, .window = 140}, "DecodeBothDirections"},
       {{2, 4, 2, 2, 300, 16, 16}, {.key_mask = true, .segments = true}, "DecodeKeyMaskAndSegments"},
       {{2, 2, 1, 5, 280, 16, 16}, {.positions = true}, "DecodePositions"},
+      {{2, 2, 1, 3, 280, 8, 8}, {.blocks = true}, "DecodeBlocks"},
+      {{2, 2, 1, 2, 280, 8, 8}, {.segments = true, .window_left = 90, .q_segments = true}, "DecodeSegmentsOfQueries"},
+      {{2, 2, 1, 1, 280, 8, 8}, {.start = true}, "DecodeStart"},
   };
   return all;
 }

@@ -69,7 +69,6 @@ class DecodeJobs {
 
  private:
   int64_t pairs() const { return n_.batch * n_.groups; }
-  int64_t query_row() const { return whole_vectors<T>(n_.width); }
   int64_t sums_row() const { return whole_vectors<T>(n_.value_width); }
 
   /// What a part has found: by row the largest score, then the sums of exponentials, then those of values.
@@ -113,15 +112,14 @@ class DecodeJobs {
 
   /// The queries of a group times scale * log2 e, as scores are in base 2, in memory of this thread.
   PackedRows<T> pack_queries(Input memory, const Tensor& x, int64_t b, int64_t g, double scale) const {
-    const int64_t of_head = n_.queries * query_row(), size = rows_ * query_row();
+    const int64_t width = x.size(3), row = whole_vectors<T>(width), of_head = n_.queries * row, size = rows_ * row;
     T* to = thread_memory().inputs[memory].get<T>(size);
     for (int64_t i = 0; i < n_.heads_per_group; ++i) {
-      KernelsOf<T>::pack(rows_of(x, b, g * n_.heads_per_group + i), n_.queries, n_.width, query_row(),
-                         to + i * of_head);
+      KernelsOf<T>::pack(rows_of(x, b, g * n_.heads_per_group + i), n_.queries, width, row, to + i * of_head);
     }
     const T factor = static_cast<T>(scale * kLog2E);
     std::transform(to, to + size, to, [factor](T q) { return q * factor; });
-    return {to, query_row()};
+    return {to, row};
   }
 
   /// The largest score of a row in base 2, the sum of 2^(score - largest), and the sums of values with those weights.

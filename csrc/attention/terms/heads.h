@@ -27,6 +27,6 @@ using HeadGradients = std::tuple<POSENC_ATTENTION_TERMS(Gradient<T>)>;
 
 /// Rows of queries and keys, other than query and key, that terms read in decoding.
 template <typename T>
-using DecodeRows = std::tuple<PiecewiseRows<T>, CopeRows<T>>;
+using DecodeRows = std::tuple<PiecewiseRows<T>, RelativeRows<T>, CopeRows<T>>;
 
 }  // namespace posenc::attention_ops

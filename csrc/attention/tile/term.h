@@ -56,6 +56,8 @@ struct BackwardSums {
   T* grad_query;
   /// The sum of each row's score gradients.
   const T* total;
+  /// Whether a query has no key with a weight: what its rows hold must not meet weights of 0.
+  const bool* blind;
   T* scratch;
 };
 

@@ -421,6 +421,16 @@ void drop(const Dropout& rule, const Tile& t, T* weights) {
   }
 }
 
+/// Zeroes the rows of queries that have no key with a weight.
+template <typename T>
+void clear_blind_rows(const Tile& t, const bool* blind, int64_t row, T* rows) {
+  for (int64_t q = 0; q < t.queries; ++q) {
+    if (blind[q]) {
+      std::fill(rows + q * row, rows + (q + 1) * row, T(0));
+    }
+  }
+}
+
 /// sums[entry - first][query]: gradients of products of table rows and queries. Adds to those of the queries (null: not
 /// wanted) and of the table (data null: not wanted).
 template <typename T>

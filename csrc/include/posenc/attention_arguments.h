@@ -73,6 +73,8 @@
   INPUT(kFarKey, k_far)                                                                                      \
   /* (2R+1, D) or (H, 2R+1, D): scores are scale * query . (key + rel_k[R + clip(k_pos - q_pos, -R, R)]). */ \
   INPUT(kRelK, rel_k)                                                                                        \
+  /* (B, H, Tq, r): multiplied with rel_k, which is r wide then, in the place of query, and by scale. */     \
+  INPUT(kRelQuery, rel_query)                                                                                \
   /* (2R+1, Dv) or (H, 2R+1, Dv): weights sum value + rel_v[the same entry]. */                              \
   INPUT(kRelV, rel_v)                                                                                        \
   /* (1, D, P) or (H, D, P): CoPE's embeddings of positions. */                                              \

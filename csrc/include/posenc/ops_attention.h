@@ -24,6 +24,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 
 namespace posenc {
@@ -47,6 +48,15 @@ struct AttentionFuncOptions {
 /// Options of relative_attention().
 struct RelativeAttentionFuncOptions {
   TORCH_ARG(bool, is_causal) = false;
+  /// (B, H, Tq, r): multiplied with rel_k, which is r wide then, in the place of query, and by scale (Transformer-XL,
+  /// Conformers).
+  TORCH_ARG(std::optional<at::Tensor>, rel_query) = std::nullopt;
+  /// L and R, both or neither: tables have L + R + 1 rows, for distances k_position - q_position from -L to R. Absent:
+  /// 2R + 1 rows.
+  TORCH_ARG(std::optional<int64_t>, max_distance_left) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, max_distance_right) = std::nullopt;
+  /// What distances beyond get: "clip", the row of the end, or "zero", nothing.
+  TORCH_ARG(std::string, beyond) = "clip";
   POSENC_ATTENTION_KEYWORDS
 };
 

@@ -9,6 +9,7 @@ from typing_extensions import Unpack
 from posenc.ops.keywords import (
     AttentionOptions,
     CoPEAttentionOptions,
+    RelativeAttentionOptions,
     given,
     keywords_of,
     takes,
@@ -20,7 +21,7 @@ _cope_attention = torch.ops.posenc.cope_attention.default
 _piecewise_attention = torch.ops.posenc.piecewise_attention.default
 
 _ATTENTION = keywords_of(_attention, AttentionOptions)
-_RELATIVE = keywords_of(_relative_attention, AttentionOptions)
+_RELATIVE = keywords_of(_relative_attention, RelativeAttentionOptions)
 _COPE = keywords_of(_cope_attention, CoPEAttentionOptions)
 _PIECEWISE = keywords_of(_piecewise_attention, AttentionOptions)
 
@@ -75,7 +76,7 @@ def relative_attention(
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[False] = False,
-    **call: Unpack[AttentionOptions],
+    **call: Unpack[RelativeAttentionOptions],
 ) -> Tensor: ...
 
 
@@ -88,7 +89,7 @@ def relative_attention(
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[True],
-    **call: Unpack[AttentionOptions],
+    **call: Unpack[RelativeAttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -101,7 +102,7 @@ def relative_attention(
     rel_v: Tensor | None = None,
     *,
     return_lse: bool = False,
-    **call: Unpack[AttentionOptions],
+    **call: Unpack[RelativeAttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with relative position embeddings (Shaw et al., arXiv 1803.02155, eq. 3 and 4).
 
@@ -114,6 +115,12 @@ def relative_attention(
         value: (B, G, Tk, Dv).
         rel_k: (2R+1, D), or (H, 2R+1, D) for each head.
         rel_v: (2R+1, Dv) or (H, 2R+1, Dv). None: keys only.
+        rel_query: (B, H, Tq, r): multiplied with ``rel_k``, which is r wide then, in the place of ``query``, and by
+            ``scale``: ``scale * query . key + scale * rel_query . rel_k[r]``, as in Transformer-XL (arXiv 1901.02860),
+            where ``query + u`` and ``query + v`` are given, and in Conformers.
+        max_distance: (L, R): tables have L + R + 1 rows, for distances ``k_position - q_position`` from -L to R. None:
+            2R + 1 rows.
+        beyond: What other distances get: "clip", the row of the nearest distance; "zero", nothing.
         **call: The keyword arguments of :func:`attention`, all of which may be combined with these tables.
 
     Example:

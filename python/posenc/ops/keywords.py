@@ -10,6 +10,9 @@ from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
 from torch import Tensor
 
+# What ops take as two arguments and functions as a pair.
+_PAIRS = {"max_distance_left": "max_distance"}
+
 Window = int | tuple[int | None, int | None] | None
 
 
@@ -52,9 +55,17 @@ class TermOptions(WeightOptions, total=False):
 
 
 class AttentionOptions(PositionOptions, TermOptions, total=False):
-    """Keyword arguments of ``attention``, ``relative_attention`` and ``piecewise_attention``."""
+    """Keyword arguments of ``attention`` and ``piecewise_attention``."""
 
     q_start: Tensor | None
+
+
+class RelativeAttentionOptions(AttentionOptions, total=False):
+    """Keyword arguments of ``relative_attention``."""
+
+    rel_query: Tensor | None
+    max_distance: tuple[int, int] | None
+    beyond: Literal["clip", "zero"]
 
 
 class CoPEAttentionOptions(MaskOptions, TermOptions, total=False):
@@ -72,11 +83,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def keywords_of(op: Any, *options: type) -> dict[str, Parameter]:
     """The arguments of an op that ``options`` type, in the order and with the defaults of the op's schema."""
     types = {name: hint for each in options for name, hint in get_type_hints(each).items()}
-    return {
-        argument.name: keyword(argument.name, argument.default_value, types[argument.name])
-        for argument in op._schema.arguments
-        if argument.name in types
-    }
+    arguments = [
+        (_PAIRS.get(argument.name, argument.name), argument.default_value) for argument in op._schema.arguments
+    ]
+    return {name: keyword(name, default, types[name]) for name, default in arguments if name in types}
 
 
 def keyword(name: str, default: Any, annotation: Any) -> Parameter:
@@ -111,16 +121,19 @@ def given(function: str, keywords: Keywords, call: Mapping[str, Any]) -> dict[st
     for name, value in call.items():
         if name not in keywords:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}: it takes {', '.join(keywords)}")
-        if isinstance(value, tuple) and name == "window":
-            handed_on.update(_sides(function, value))
+        if name == "max_distance" or (name == "window" and isinstance(value, tuple)):
+            handed_on.update(_sides(function, name, value))
         elif value is not None:
             handed_on[name] = value
     return handed_on
 
 
-def _sides(function: str, window: tuple[Any, ...]) -> dict[str, int]:
-    """``window=(left, right)`` as the ops take it; None in a place is any distance."""
-    if len(window) != 2:
-        raise ValueError(f"{function}: expected window to be an int or (left, right), but got {window}")
-    sides = zip(("window_left", "window_right"), window, strict=True)
-    return {name: reach for name, reach in sides if reach is not None}
+def _sides(function: str, name: str, pair: Any) -> dict[str, int]:
+    """``(left, right)`` as the ops take it."""
+    if pair is None:
+        return {}
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        alone = "an int or " if name == "window" else ""
+        raise ValueError(f"{function}: expected {name} to be {alone}(left, right), but got {pair}")
+    sides = zip((f"{name}_left", f"{name}_right"), pair, strict=True)
+    return {side: reach for side, reach in sides if reach is not None}

@@ -49,6 +49,33 @@ SHARED = [
         ValueError,
         "at most as many queries as keys with segment_ids",
     ),
+    (
+        {"q_segment_ids": torch.ones(2, 5).long()},
+        ValueError,
+        "expected segment_ids, the segments of keys, with q_segment",
+    ),
+    (
+        {"segment_ids": torch.ones(2, 5).long(), "q_segment_ids": torch.ones(2, 4).long()},
+        ValueError,
+        "expected q_segment_ids of shape (2, 5), but got [2, 4]",
+    ),
+    ({"attn_mask": r(5, 5)}, TypeError, "true where a query may attend to a key, but got Float: pass numbers"),
+    (
+        {"attn_mask": torch.ones(4, 5, dtype=torch.bool)},
+        ValueError,
+        "expected attn_mask to be broadcastable to (2, 4, 5, 5), but got [4, 5]",
+    ),
+    ({"bias": r(5, 4)}, ValueError, "expected bias to be broadcastable to (2, 4, 5, 5), but got [5, 4]"),
+    ({"window": (-1, 2)}, ValueError, "expected window_left to be at least 0, but got -1"),
+    ({"window": (1, -2)}, ValueError, "expected window_right to be at least 0, but got -2"),
+    ({"window": (1, 2, 3)}, ValueError, "expected window to be an int or (left, right), but got (1, 2, 3)"),
+    ({"sinks": r(3)}, ValueError, "expected sinks of shape (4) or (2, 4, 5), but got [3]"),
+    ({"sinks": r(2, 4, 6)}, ValueError, "expected sinks of shape (4) or (2, 4, 5), but got [2, 4, 6]"),
+    ({"sinks": torch.ones(4).long()}, TypeError, "expected sinks to be float32"),
+    ({"softcap": 0.0}, ValueError, "expected softcap to be positive and finite, but got 0"),
+    ({"softcap": float("inf")}, ValueError, "expected softcap to be positive and finite, but got inf"),
+    ({"softcap_on": "sum"}, ValueError, "expected softcap with softcap_on='sum', but got None"),
+    ({"softcap": 1.0, "softcap_on": "all"}, ValueError, "to be 'content' or 'sum', but got 'all'"),
 ]
 POSITIONS = [
     ({"q_positions": torch.ones(5, dtype=torch.bool)}, TypeError, "q_positions to be an integer or floating type"),
@@ -59,6 +86,19 @@ POSITIONS = [
         "expected k_positions of shape (5) or (2, 5), but got [3, 5]",
     ),
     ({"k_positions": torch.zeros(5, device="meta").long()}, ValueError, "expected k_positions on cpu like"),
+    ({"block_ids": r(2, 5)}, TypeError, "expected block_ids to be an integer type, but got Float"),
+    (
+        {"block_ids": torch.ones(2, 5).long(), "q": r(2, 4, 6, 8)},
+        ValueError,
+        "at most as many queries as keys with block_ids, which name the blocks of keys",
+    ),
+    ({"q_start": torch.tensor(1.0)}, TypeError, "expected q_start to be int64, but got Float"),
+    ({"q_start": torch.arange(3)}, ValueError, "expected q_start of shape () or (2), but got [3]"),
+    (
+        {"q_start": torch.tensor(1), "q_positions": torch.arange(5)},
+        ValueError,
+        "expected either q_positions or q_start, but got both",
+    ),
 ]
 BY_OP = {
     "attention": [
@@ -75,9 +115,28 @@ BY_OP = {
             ValueError,
             "expected neither q_positions nor k_positions with log_decay",
         ),
+        (
+            {"log_decay": r(2, 4, 5), "is_causal": True, "q_start": torch.tensor(0)},
+            ValueError,
+            "expected no q_start with log_decay",
+        ),
+        (
+            {"log_decay": r(2, 4, 5), "is_causal": True, "block_ids": torch.zeros(2, 5).long()},
+            ValueError,
+            "expected no block_ids with log_decay",
+        ),
+        (
+            {
+                "log_decay": r(2, 4, 5),
+                "is_causal": True,
+                "segment_ids": torch.zeros(2, 5).long(),
+                "q_segment_ids": torch.zeros(2, 5).long(),
+            },
+            ValueError,
+            "expected no q_segment_ids with log_decay",
+        ),
         ({"distance_bias": r(4, 4)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [4, 4]"),
         ({"distance_bias": r(2, 5)}, ValueError, "expected distance_bias of shape (4, 2R + 1), but got [2, 5]"),
-        ({"bias": r(5, 4)}, ValueError, "expected bias to be broadcastable to (2, 4, 5, 5), but got [5, 4]"),
         ({"bias": r(1, 2, 4, 5, 5)}, ValueError, "expected bias to be broadcastable to (2, 4, 5, 5)"),
         ({"bias": torch.ones(5, 5, dtype=torch.bool)}, TypeError, "expected bias to be float32"),
         (
@@ -96,6 +155,26 @@ BY_OP = {
             "expected rel_k and rel_v to cover the same distances, but got [5, 8] and [7, 8]",
         ),
         ({"k_positions": torch.arange(5.0)}, TypeError, "expected integer k_positions"),
+        ({"rel_query": r(2, 4, 5, 8), "rel_k": r(5, 7)}, ValueError, "expected rel_k of shape (2R + 1, 8)"),
+        (
+            {"rel_query": r(2, 4, 6, 8)},
+            ValueError,
+            "expected rel_query of shape (2, 4, 5, width), but got [2, 4, 6, 8]",
+        ),
+        ({"rel_query": r(2, 4, 5, 8).double()}, TypeError, "expected rel_query to have the dtype of query"),
+        ({"beyond": "wrap"}, ValueError, "expected beyond to be 'clip' or 'zero', but got 'wrap'"),
+        (
+            {"max_distance": (3, 2)},
+            ValueError,
+            "to have 6 rows, one for each distance from -3 to 2, but got shape [5, 8]",
+        ),
+        (
+            {"max_distance": (-1, 5)},
+            ValueError,
+            "expected max_distance to be at least 0 on both sides, but got (-1, 5)",
+        ),
+        ({"max_distance": (4, None)}, ValueError, "expected max_distance_left with max_distance_right"),
+        ({"max_distance": 2}, ValueError, "expected max_distance to be (left, right), but got 2"),
     ],
     "cope_attention": [
         ({"pos_emb": r(8, 4)}, ValueError, "expected pos_emb of shape (1, 8, positions) or (4, 8, positions)"),

@@ -21,11 +21,13 @@ TERMS = (
 )
 SCHEMAS = {
     "attention": "Tensor query, Tensor key, Tensor value, *, bool is_causal=False, Tensor? q_far=None,"
-    f" Tensor? k_far=None, Tensor? rel_k=None, Tensor? rel_v=None, Tensor? pos_emb=None, {TERMS}, int threshold=0,"
+    f" Tensor? k_far=None, Tensor? rel_k=None, Tensor? rel_query=None, Tensor? rel_v=None,"
+    f" Tensor? pos_emb=None, {TERMS}, int threshold=0,"
     " Tensor? fire_rate=None, Tensor? fire_norm=None, Tensor? fire_offset=None, Tensor? fire_slope=None,"
     " Tensor? fire_knots=None",
     "relative_attention": "Tensor query, Tensor key, Tensor value, Tensor rel_k, Tensor? rel_v=None, *,"
-    f" bool is_causal=False, {TERMS}",
+    " bool is_causal=False, Tensor? rel_query=None, int? max_distance_left=None, int? max_distance_right=None,"
+    f' str beyond="clip", {TERMS}',
     "cope_attention": f"Tensor query, Tensor key, Tensor value, Tensor pos_emb, *, {TERMS}",
     "piecewise_attention": "Tensor q_near, Tensor k_near, Tensor q_far, Tensor k_far, Tensor value, int threshold, *,"
     f" bool is_causal=True, {TERMS}",
@@ -204,7 +206,9 @@ def test_saved_for_backward_is_inputs_out_and_lse():
 
 def test_scores_for_inspection_are_not_autocast():
     for case in ONE_OF_EACH:
-        tensors = {name: x for name, x in case.tensors(torch.float32).items() if name not in ("value", "rel_v")}
+        tensors = {
+            name: x for name, x in case.tensors(torch.float32).items() if name not in ("value", "rel_v", "sinks")
+        }
         with torch.autocast("cpu", dtype=torch.bfloat16):
             scores = case.logits(tensors)
         assert_bits(scores, case.logits(tensors))

@@ -165,6 +165,21 @@ def test_every_kind_of_attention_case_runs_and_is_correct(attention):
             for mode in both
         },
         **{
+            f"{term} 4/4 heads 40x16 {mode} float32": {
+                (f"attention {term}", "attention"),
+                (f"attention {term}", "its formula, eager"),
+            }
+            for term in (
+                "sinks",
+                "softcap 50",
+                "softcap 5",
+                "mask that hides nothing",
+                "window of two sides",
+                "relative, query of its own",
+            )
+            for mode in both
+        },
+        **{
             f"decode 4/2 heads 40x16 forward {dtype}": {("attention", "SDPA"), ("attention", "read of k and v")}
             for dtype in ("float32", "bfloat16")
         },

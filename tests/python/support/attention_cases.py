@@ -51,7 +51,7 @@ class AttentionCase:
             shapes = {"query": query, "key": key, "value": value}
         made = {name: make(shape, dtype) for name, shape in shapes.items()}
         for name, shape in self.tables.items():
-            made[name] = (make if name == "gate_key" else _plain)(shape, dtype)
+            made[name] = (make if name in ("gate_key", "rel_query") else _plain)(shape, dtype)
         return made
 
     def options_for(self, tensors) -> dict[str, Any]:
@@ -65,6 +65,9 @@ class AttentionCase:
         if isinstance(options.get("window"), tuple):
             left, right = options.pop("window")
             options |= {"window_left": left, "window_right": right}
+        if "max_distance" in options:
+            left, right = options.pop("max_distance")
+            options |= {"max_distance_left": left, "max_distance_right": right}
         return options
 
     def logits(self, tensors):
@@ -174,6 +177,7 @@ DOT_TABLES = {
     "sinks_by_query": {"sinks": (BATCH, HEADS, 5)},
     "all_biases": SLOPES | TABLE | {"bias": (1, HEADS, 1, 7)} | SINKS,
 }
+REL_QUERY = {"rel_query": (BATCH, HEADS, 5, 3), "rel_k": (HEADS, 5, 3)}
 RELATIVE_TABLES = {
     "keys": {"rel_k": (5, WIDTH)},
     "keys_and_values": {"rel_k": (5, WIDTH), "rel_v": (5, VALUE_WIDTH)},
@@ -210,6 +214,17 @@ CASES = [
     AttentionCase("cope_capped", "cope_attention", COPE_TABLES["gate_bias"] | SLOPES | SINKS, CAPPED),
     AttentionCase("cope_of_gate_keys_capped", "cope_attention", COPE_TABLES["gate_keys"] | SINKS, CAPPED),
     AttentionCase("cope_capped_on_sum", "cope_attention", COPE_TABLES["two_positions"] | SINKS, CAPPED_SUM),
+    AttentionCase("query_of_its_own", "relative_attention", REL_QUERY),
+    AttentionCase("left_and_right", "relative_attention", REL_QUERY | SINKS, {"max_distance": (3, 1)}),
+    AttentionCase(
+        "zero_beyond", "relative_attention", RELATIVE_TABLES["by_head"], {"beyond": "zero", "is_causal": True}
+    ),
+    AttentionCase(
+        "left_and_zero_beyond",
+        "relative_attention",
+        {"rel_k": (4, WIDTH), "rel_v": (4, VALUE_WIDTH)},
+        {"max_distance": (2, 1), "beyond": "zero", "q_positions": LATER, "k_positions": RESTARTING},
+    ),
     AttentionCase(
         "relative_of_all_terms", "relative_attention", RELATIVE_TABLES["by_head"] | SLOPES | BIAS | SINKS, CAPPED
     ),

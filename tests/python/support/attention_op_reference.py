@@ -138,17 +138,22 @@ def attention(query, key, value, *, scale=None, **rules):
     return _attend(query, key, value, score, **rules)
 
 
-def relative_attention(query, key, value, rel_k, rel_v=None, *, scale=None, **rules):
-    """Shaw et al., arXiv 1803.02155, equations 3 and 4."""
+def relative_attention(
+    query, key, value, rel_k, rel_v=None, *, rel_query=None, max_distance=None, beyond="clip", scale=None, **rules
+):
+    """Shaw et al., arXiv 1803.02155, equations 3 and 4; with rel_query as in Transformer-XL, arXiv 1901.02860."""
     share, factor = query.shape[1] // key.shape[1], _scale(query, scale)
-    radius = (rel_k.shape[-2] - 1) // 2
+    left, right = ((rel_k.shape[-2] - 1) // 2,) * 2 if max_distance is None else max_distance
+    own = query if rel_query is None else rel_query
 
     def entries(table, h, distances):
-        return (table if table.dim() == 2 else table[h])[[radius + max(-radius, min(radius, d)) for d in distances]]
+        rows = (table if table.dim() == 2 else table[h])[[left + max(-left, min(right, d)) for d in distances]]
+        covered = torch.tensor([beyond == "clip" or -left <= d <= right for d in distances])
+        return rows * covered.unsqueeze(-1)
 
     def score(b, h, i, seen, distances):
-        rows = key[b, h // share, seen], entries(rel_k, h, distances)
-        return tuple(factor * x @ query[b, h, i] for x in rows)
+        content = factor * key[b, h // share, seen] @ query[b, h, i]
+        return content, factor * entries(rel_k, h, distances) @ own[b, h, i]
 
     def add_value(h, weights, distances):
         return weights @ entries(rel_v, h, distances)

@@ -93,52 +93,51 @@ T dot(const T* a, const T* b, int64_t width) {
   return cpu::sum_lanes(sum);
 }
 
-/// Whether an lse is that of a query that sees no key.
+/// The weight of a row's sink; 0 without one.
 template <typename T>
-bool sees_no_key(T lse) {
-  return lse == -std::numeric_limits<T>::infinity();
+double sink_weight(const BackwardJob<T>& job, double sink, int64_t query) {
+  if (sink == kNoSink) {
+    return 0.0;
+  }
+  return job.softmax.largest != nullptr
+             ? std::exp2(sink - static_cast<double>(job.softmax.largest[query])) / job.softmax.total[query]
+             : std::exp2(sink - static_cast<double>(job.lse[query]) * kLog2E);
 }
 
-/// For each query delta = sum of grad_out * out - grad_lse, and the sum of its score gradients, grad_lse.
+/// blind[q]: whether no key has a weight, as the query sees none, or as its sink has all.
 template <typename T>
-void prepare_rows(const BackwardJob<T>& job, const Tile& t, const BackwardWorkspace<T>& w) {
+void find_blind_rows(const BackwardJob<T>& job, const Tile& t, TileTerms<T>& terms, bool* blind) {
+  for (int64_t q = 0; q < t.queries; ++q) {
+    const int64_t at = t.first_query + q;
+    blind[q] = job.lse[at] == -std::numeric_limits<T>::infinity() || sink_weight(job, terms.sink(at), at) >= 1.0;
+  }
+}
+
+/// For each query delta = sum of grad_out * out - grad_lse, and the sum of its score gradients, grad_lse less what its
+/// sink takes, whose weight has no value.
+template <typename T>
+void prepare_rows(const BackwardJob<T>& job, const Tile& t, const bool* blind, TileTerms<T>& terms,
+                  const BackwardWorkspace<T>& w) {
   const int64_t row = padded<T>(job.value_width);
   pack_rows(job.out, t.queries, job.value_width, row, w.out_rows);
   for (int64_t q = 0; q < t.queries; ++q) {
     const int64_t at = t.first_query + q;
     const T grad_lse = job.grad_lse != nullptr ? job.grad_lse[at] : T(0);
     w.delta[q] = dot(w.out_rows + q * row, w.grad_rows + q * row, row) - grad_lse;
-    w.total[q] = sees_no_key(job.lse[at]) ? T(0) : grad_lse;
+    const double of_sink = -sink_weight(job, terms.sink(at), at) * static_cast<double>(w.delta[q]);
+    terms.for_each([&](auto& term) { term.add_sink_gradient(at, of_sink); });
+    w.total[q] = blind[q] ? T(0) : static_cast<T>(static_cast<double>(grad_lse) - of_sink);
   }
   std::fill(w.delta + t.queries, w.delta + t.lanes, T(0));
 }
 
-/// The gradients of sinks, whose weight 2^(sink - largest) / total has no gradient of its own. What they take is
-/// missing in the sum of a row's score gradients.
-template <typename T>
-void add_sink_gradients(const BackwardJob<T>& job, const Tile& t, TileTerms<T>& terms, const BackwardWorkspace<T>& w) {
-  for (int64_t q = 0; q < t.queries; ++q) {
-    const int64_t at = t.first_query + q;
-    const double sink = terms.sink(at);
-    if (sink == kNoSink) {
-      continue;
-    }
-    const bool known = job.softmax.largest != nullptr;
-    const double weight = known ? std::exp2(sink - static_cast<double>(job.softmax.largest[at])) / job.softmax.total[at]
-                                : std::exp2(sink - static_cast<double>(job.lse[at]) * kLog2E);
-    const double taken = weight * static_cast<double>(w.delta[q]);
-    terms.for_each([&](auto& term) { term.add_sink_gradient(at, -taken); });
-    w.total[q] += static_cast<T>(taken);
-  }
-}
-
 /// What weights are made with: 2^(score - shift) * factor. deferred(query): what the scores lack.
 template <typename T, typename Deferred>
-void prepare_softmax(const BackwardJob<T>& job, const Tile& t, const Deferred& deferred,
+void prepare_softmax(const BackwardJob<T>& job, const Tile& t, const bool* blind, const Deferred& deferred,
                      const BackwardWorkspace<T>& w) {
   for (int64_t q = 0; q < t.queries; ++q) {
     const int64_t at = t.first_query + q;
-    if (sees_no_key(job.lse[at])) {
+    if (blind[q]) {
       w.shift[q] = T(0);
       w.factor[q] = T(0);
       continue;
@@ -198,16 +197,11 @@ void add_value_gradients(const BackwardJob<T>& job, const Tile& t, bool grad_is_
   }
 }
 
-/// Rows of the tile's queries, 0 those of queries that see no key: what they hold must not meet their weights, 0.
+/// Rows of the tile's queries, 0 those of blind ones.
 template <typename T>
-void pack_seeing_rows(const BackwardJob<T>& job, const ConstRows& rows, const Tile& t, int64_t row_width, T* to) {
-  const int64_t width = padded<T>(row_width);
-  pack_queries(rows, t, row_width, to);
-  for (int64_t q = 0; q < t.queries; ++q) {
-    if (sees_no_key(job.lse[t.first_query + q])) {
-      std::fill(to + q * width, to + (q + 1) * width, T(0));
-    }
-  }
+void pack_seeing_rows(const bool* blind, const ConstRows& rows, const Tile& t, int64_t width, T* to) {
+  pack_queries(rows, t, width, to);
+  clear_blind_rows(t, blind, padded<T>(width), to);
 }
 
 template <typename T>
@@ -219,14 +213,18 @@ void backward(const BackwardJob<T>& job, T* workspace) {
   t.first_query = job.first_query;
   t.queries = job.queries;
   t.lanes = padded<T>(job.queries);
+  TileTerms<T> terms(job.heads, &job.gradients,
+                     {job.width, job.value_width, job.scale, &job.visible, /*backward=*/true}, w.terms);
+  bool blind[kTileQueries];
+  find_blind_rows(job, t, terms, blind);
   pack_queries(job.query, t, job.width, w.query_rows);
   const bool as_pairs = job.key_pairs.data != nullptr;
   const bool grad_as_pairs = as_pairs && job.grad_out.type == ElementType::kBFloat16;
   const T scale =
       pack_operand(w.query_rows, t, job.width, static_cast<T>(job.scale * kLog2E), as_pairs, w.query, w.query_pairs);
-  pack_seeing_rows(job, job.grad_out, t, job.value_width, w.grad_rows);
+  pack_seeing_rows(blind, job.grad_out, t, job.value_width, w.grad_rows);
   pack_operand(w.grad_rows, t, job.value_width, T(1), grad_as_pairs, w.grad_out, w.grad_pairs);
-  prepare_rows(job, t, w);
+  prepare_rows(job, t, blind, terms, w);
 
   int64_t begin, end;
   visible_keys(job.visible, t.first_query, t.queries, begin, end);
@@ -240,11 +238,8 @@ void backward(const BackwardJob<T>& job, T* workspace) {
                        .query_is_nonfinite = any_nonfinite(w.query_rows, width, t.queries, width),
                        .grad_query = grad_query,
                        .grad_key = job.grad_key};
-  TileTerms<T> terms(job.heads, &job.gradients,
-                     {job.width, job.value_width, job.scale, &job.visible, /*backward=*/true}, w.terms);
   terms.for_each([&](auto& term) { term.begin({t, begin, end, operands, w.query_rows, w.grad_out, w.scores}); });
-  add_sink_gradients(job, t, terms, w);
-  prepare_softmax(job, t, [](int64_t) { return T(0); }, w);
+  prepare_softmax(job, t, blind, [](int64_t) { return T(0); }, w);
   scale_rows(w.query_rows, t.queries * width, job.scale);
   std::fill(w.grad_query, w.grad_query + t.queries * width, T(0));
   const bool grad_is_nonfinite = any_nonfinite(w.grad_rows, value_width, t.queries, value_width);
@@ -274,7 +269,7 @@ void backward(const BackwardJob<T>& job, T* workspace) {
         terms.for_each([&](auto& term) { sum += term.deferred(t, q); });
         return sum;
       };
-      prepare_softmax(job, t, deferred, w);
+      prepare_softmax(job, t, blind, deferred, w);
     }
     for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { differentiate(t, q, keys, w); });
     add_value_gradients(job, t, grad_is_nonfinite, terms, w);
@@ -290,10 +285,11 @@ void backward(const BackwardJob<T>& job, T* workspace) {
 
   scale_rows(w.grad_query, t.queries * width, job.scale);
   if (terms.any([](auto& term) { return term.has_sums(); })) {
-    pack_seeing_rows(job, job.query, t, job.width, w.query_rows);
+    pack_seeing_rows(blind, job.query, t, job.width, w.query_rows);
   }
-  terms.for_each(
-      [&](auto& term) { term.finish(BackwardSums<T>{t, w.query_rows, w.grad_rows, grad_query, w.total, w.scores}); });
+  terms.for_each([&](auto& term) {
+    term.finish(BackwardSums<T>{t, w.query_rows, w.grad_rows, grad_query, w.total, blind, w.scores});
+  });
   if (grad_query != nullptr) {
     unpack_scaled(grad_query, t.queries, job.width, 1.0, job.grad_query);
   }

@@ -8,7 +8,7 @@ namespace posenc::attention_ops {
 template <typename T>
 class RelativeCpu : public CpuTerm<T> {
  public:
-  RelativeCpu(const Call& c, const Geometry& g) {
+  RelativeCpu(const Call& c, const Geometry& g) : c_(c) {
     if (!c.has(kRelK)) {
       return;
     }
@@ -25,13 +25,36 @@ class RelativeCpu : public CpuTerm<T> {
       return {};
     }
     const auto rows = [&](const Tensor& table) { return table_rows<T>(table, head).from(unreachable_); };
-    return {radius_, rows(key_), value_.defined() ? rows(value_) : PackedRows<T>{}};
+    return {.radius = radius_,
+            .has_query = c_.has(kRelQuery),
+            .query = {},
+            .width = c_[kRelK].size(-1),
+            .key = rows(key_),
+            .value = value_.defined() ? rows(value_) : PackedRows<T>{}};
+  }
+
+  struct Rows {
+    Rows(const Call& c, bool /*walked_often*/) : c(c) {}
+    void enter(RelativeHead<T>& head, const JobPlace& place) {
+      if (head.has_query) {
+        head.query = rows_of(c[kRelQuery], place.batch, place.head, place.first_query);
+      }
+    }
+    const Call& c;
+  };
+
+  template <typename Pack, typename KeysOf>
+  void enter_decode_rows(DecodeRows<T>& rows, const Pack& pack, const KeysOf& /*keys_of*/, bool /*stopped*/) const {
+    if (c_.has(kRelQuery)) {
+      std::get<RelativeRows<T>>(rows).query = pack(kRelQuery, c_[kRelQuery], c_.score_scale());
+    }
   }
 
   /// Entries before the first that some query and key are apart.
   int64_t unreachable() const { return unreachable_; }
 
  private:
+  const Call& c_;
   int64_t radius_ = 0, unreachable_ = 0;
   Tensor key_, value_;
 };
@@ -49,10 +72,14 @@ class RelativeCpuGradients {
     };
     make(kRelK, key_);
     make(kRelV, value_);
+    if (wanted[kRelQuery]) {
+      query_ = at::empty_like(c[kRelQuery]);
+    }
   }
 
   RelativeGradient<T> at(const GradientPlace& place) const {
-    return {key_ ? key_->rows(place) : GradientRows<T>{}, value_ ? value_->rows(place) : GradientRows<T>{}};
+    return {key_ ? key_->rows(place) : GradientRows<T>{}, value_ ? value_->rows(place) : GradientRows<T>{},
+            query_.defined() ? mutable_rows_of(query_, place.batch, place.head, place.first_query) : MutableRows{}};
   }
 
   void results(Gradients& to) const {
@@ -62,11 +89,15 @@ class RelativeCpuGradients {
     if (value_) {
       to[kRelV] = like_input(c_[kRelV], value_->result());
     }
+    if (query_.defined()) {
+      to[kRelQuery] = query_;
+    }
   }
 
  private:
   const Call& c_;
   std::optional<TableGradients<T>> key_, value_;
+  Tensor query_;
 };
 
 }  // namespace posenc::attention_ops

@@ -8,6 +8,11 @@ namespace posenc::attention_ops {
 template <typename T>
 struct RelativeHead {
   int64_t radius;
+  /// Whether a query of its own is multiplied with `key`, and its rows, `width` wide; they begin at the first query of
+  /// the job.
+  bool has_query;
+  ConstRows query;
+  int64_t width;
   /// data null: the head has no such tables.
   PackedRows<T> key;
   /// data null: none.
@@ -21,6 +26,14 @@ struct RelativeHead {
 template <typename T>
 struct RelativeGradient {
   GradientRows<T> key, value;
+  /// Written. Begins at the first query of the job.
+  MutableRows query;
+};
+
+/// In decoding: rows of queries of its own, times scale * log2 e.
+template <typename T>
+struct RelativeRows {
+  PackedRows<T> query;
 };
 
 }  // namespace posenc::attention_ops

@@ -184,7 +184,9 @@ template <typename T>
 class RelativeTile : public TileTerm<T> {
  public:
   static int64_t size(const RelativeHead<T>& head, const TileContext<T>& context) {
-    return (head.has_values() ? 2 : 1) * (context.backward ? 2 : 1) * SkewedRows<T>::size(head.entries());
+    const int64_t rows = (head.has_values() ? 2 : 1) * (context.backward ? 2 : 1);
+    const int64_t own = head.width + (context.backward ? 2 : 1) * padded<T>(head.width);
+    return rows * SkewedRows<T>::size(head.entries()) + (head.has_query ? own * kTileQueries : 0);
   }
 
   RelativeTile(const RelativeHead<T>& head, const RelativeGradient<T>* grad, const TileContext<T>& context, T* at)
@@ -202,12 +204,22 @@ class RelativeTile : public TileTerm<T> {
         grad_value_ = rows();
       }
     }
+    if (head.has_query) {
+      const auto lanes = [&](int64_t n) { return std::exchange(at, at + n * kTileQueries); };
+      query_ = lanes(head.width);
+      query_rows_ = lanes(padded<T>(head.width));
+      grad_query_ = context.backward ? lanes(padded<T>(head.width)) : nullptr;
+    }
   }
 
   void begin(const TileRows<T>& rows) {
     const Tile& t = rows.tile;
     key_.reach(t, rows.begin, rows.end);
-    key_.fill(head_.key, rows.operands.query, t, context_.width, rows.scratch);
+    if (head_.has_query) {
+      pack_queries(head_.query, t, head_.width, query_rows_);
+      pack_transposed(query_rows_, t, head_.width, static_cast<T>(context_.scale * kLog2E), query_);
+    }
+    key_.fill(head_.key, head_.has_query ? query_ : rows.operands.query, t, head_.width, rows.scratch);
     if (context_.backward) {
       grad_key_.reach(t, rows.begin, rows.end);
       grad_key_.clear();
@@ -264,11 +276,22 @@ class RelativeTile : public TileTerm<T> {
 
   void finish(const BackwardSums<T>& sums) {
     const Tile& t = sums.tile;
+    const int64_t row = padded<T>(head_.width);
+    const T* queries = sums.query_rows;
+    T* grad_query = sums.grad_query;
+    if (head_.has_query) {
+      clear_blind_rows(t, sums.blind, row, query_rows_);
+      queries = query_rows_;
+      grad_query = grad_->query.data != nullptr ? grad_query_ : nullptr;
+      std::fill(grad_query_, grad_query_ + t.queries * row, T(0));
+    }
     grad_key_.for_each_sum(t, sums.scratch, [&](int64_t first, int64_t count, T* of_entries) {
       scale_rows(of_entries, count * kTileQueries, context_.scale);
-      add_to_table_and_queries(head_.key, first, count, t, of_entries, sums.query_rows, padded<T>(context_.width),
-                               grad_->key, sums.grad_query);
+      add_to_table_and_queries(head_.key, first, count, t, of_entries, queries, row, grad_->key, grad_query);
     });
+    if (head_.has_query && grad_query != nullptr) {
+      unpack_scaled(grad_query, t.queries, head_.width, 1.0, grad_->query);
+    }
     if (grad_->value.data != nullptr) {
       grad_value_.for_each_sum(t, sums.scratch, [&](int64_t first, int64_t count, T* of_entries) {
         add_to_table_and_queries<T>(head_.value, first, count, t, of_entries, sums.grad_out_rows,
@@ -282,6 +305,8 @@ class RelativeTile : public TileTerm<T> {
   const RelativeGradient<T>* grad_;
   TileContext<T> context_;
   SkewedRows<T> key_, grad_key_, value_, grad_value_;
+  /// Of queries of its own: as score_product() takes them, in rows, and the sums of their gradients.
+  T *query_ = nullptr, *query_rows_ = nullptr, *grad_query_ = nullptr;
 };
 
 template <typename T>
@@ -291,14 +316,18 @@ class RelativeDecode : public DecodeTerm<T> {
 
   static int64_t size(const Heads<T>& heads, const DecodeContext<T>& context) {
     const auto& head = std::get<RelativeHead<T>>(heads);
-    return head.used() ? context.rows() * (whole_steps<T>(context.width) + (head.has_values() ? 2 : 1) * room(head))
-                       : 0;
+    return head.used() ? context.rows() * (whole_steps<T>(head.width) + (head.has_values() ? 2 : 1) * room(head)) : 0;
   }
 
-  RelativeDecode(const Heads<T>* heads, const DecodeRows<T>& /*rows*/, const DecodeContext<T>& context, T* at)
-      : heads_(heads), context_(context), radius_(head(0).radius), row_(room(head(0))) {
+  RelativeDecode(const Heads<T>* heads, const DecodeRows<T>& rows, const DecodeContext<T>& context, T* at)
+      : heads_(heads),
+        rows_(head(0).has_query ? std::get<RelativeRows<T>>(rows).query : context.query),
+        context_(context),
+        width_(head(0).width),
+        radius_(head(0).radius),
+        row_(room(head(0))) {
     query_ = at;
-    logits_ = query_ + context.rows() * whole_steps<T>(context.width);
+    logits_ = query_ + context.rows() * whole_steps<T>(width_);
     bins_ = logits_ + context.rows() * row_;
   }
 
@@ -319,10 +348,10 @@ class RelativeDecode : public DecodeTerm<T> {
     const Range<int64_t> distances = range_of_distances(*context_.visible, t);
     first_ = clipped_entry(distances.smallest, radius_);
     count_ = clipped_entry(distances.largest, radius_) + 1 - first_;
-    arrange_rows(context_.query, context_.rows(), context_.width, query_);
+    arrange_rows(rows_, context_.rows(), width_, query_);
     for (int64_t h = 0; h < context_.heads; ++h) {
-      multiply_table(head(h).key, first_, count_, query_ + h * context_.queries * whole_steps<T>(context_.width),
-                     context_.queries, context_.width, logits_ + h * context_.queries * row_, row_);
+      multiply_table(head(h).key, first_, count_, query_ + h * context_.queries * whole_steps<T>(width_),
+                     context_.queries, width_, logits_ + h * context_.queries * row_, row_);
     }
   }
 
@@ -386,8 +415,9 @@ class RelativeDecode : public DecodeTerm<T> {
   }
 
   const Heads<T>* heads_;
+  PackedRows<T> rows_;
   DecodeContext<T> context_;
-  int64_t radius_, row_, first_ = 0, count_ = 0;
+  int64_t width_, radius_, row_, first_ = 0, count_ = 0;
   T *query_, *logits_, *bins_;
 };
 

@@ -20,14 +20,24 @@ void check_rows(const Call& c, Input input, const c10::SymInt& width) {
                     ", 2R + 1, ", width, "), but got ", x.sym_sizes());
 }
 
+/// The input that is multiplied with rel_k.
+Input query_input(const Call& c) { return c.has(kRelQuery) ? kRelQuery : kQuery; }
+
 /// Where an entry stands for each query and key.
 Tensor entries_of(const Block& block, const Tensor& table) { return clipped(block, table.sym_size(-2)); }
 
 }  // namespace
 
 void Relative::check(const Call& c) {
-  TORCH_CHECK_VALUE(c.has(kRelK), op_name(c), ": expected rel_k where rel_v is given");
-  check_rows(c, kRelK, c.query().sym_size(3));
+  TORCH_CHECK_VALUE(c.has(kRelK), op_name(c), ": expected rel_k where rel_v or rel_query is given");
+  if (c.has(kRelQuery)) {
+    const Tensor &query = c.query(), &own = c[kRelQuery];
+    TORCH_CHECK_VALUE(equal(own.sym_size(1), query.sym_size(1)) && equal(own.sym_size(2), query.sym_size(2)) &&
+                          holds(own.sym_size(3).sym_ge(1)),
+                      op_name(c), ": expected rel_query of shape (", query.sym_size(0), ", ", query.sym_size(1), ", ",
+                      query.sym_size(2), ", width), but got ", own.sym_sizes());
+  }
+  check_rows(c, kRelK, c[query_input(c)].sym_size(3));
   if (c.has(kRelV) && c.has(kValue)) {
     check_rows(c, kRelV, c.value().sym_size(3));
     TORCH_CHECK_VALUE(equal(c[kRelV].sym_size(-2), c[kRelK].sym_size(-2)), op_name(c),
@@ -38,7 +48,7 @@ void Relative::check(const Call& c) {
 
 void Relative::add_scores(const Operands& o, const Block& block, Tensor& scores) {
   const Tensor& rel_k = o[kRelK];
-  const Tensor by_entry = block.query.matmul(rel_k.transpose(-1, -2));
+  const Tensor by_entry = o.rows_of(query_input(o.call), block.rows).matmul(rel_k.transpose(-1, -2));
   scores = scores + look_up(o, by_entry, entries_of(block, rel_k)) * o.call.score_scale();
 }
 
@@ -65,16 +75,17 @@ void Relative::add_weight_gradients(const Operands& o, const Block& block, const
 
 void Relative::add_gradients(const Operands& o, const Block& block, const Tensor& grad, ProductGradient& /*product*/,
                              GradientSums& sums) {
-  if (!sums.wants(kQuery) && !sums.wants(kRelK)) {
+  const Input query = query_input(o.call);
+  if (!sums.wants(query) && !sums.wants(kRelK)) {
     return;
   }
   const Tensor& rel_k = o[kRelK];
   const Tensor bins = sum_bins(o, grad * o.call.score_scale(), entries_of(block, rel_k), rel_k.sym_size(-2));
-  if (sums.wants(kQuery)) {
-    sums.add_rows(kQuery, bins.matmul(rel_k));
+  if (sums.wants(query)) {
+    sums.add_rows(query, bins.matmul(rel_k));
   }
   if (sums.wants(kRelK)) {
-    sums.add(kRelK, bins.transpose(-1, -2).matmul(block.query).sum_to_size_symint(rel_k.sym_sizes()));
+    sums.add(kRelK, bins.transpose(-1, -2).matmul(o.rows_of(query, block.rows)).sum_to_size_symint(rel_k.sym_sizes()));
   }
 }
 

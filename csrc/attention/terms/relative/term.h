@@ -5,11 +5,12 @@
 namespace posenc::attention_ops {
 
 /// Tables over distances that are added to keys and to values (Shaw et al., arXiv 1803.02155, eq. 3 and 4):
-/// scale * query . rel_k[entry] joins the score, and the weights sum rel_v[entry].
+/// scale * query . rel_k[entry] joins the score, and the weights sum rel_v[entry]. With rel_query, that is multiplied
+/// with rel_k instead (Transformer-XL, arXiv 1901.02860, eq. of section 3.3; Conformers).
 struct Relative : Term {
   static constexpr const char* kOp = "relative_attention";
   static constexpr bool kNeedsDistance = true;
-  static bool used(const Call& c) { return c.has(kRelK) || c.has(kRelV); }
+  static bool used(const Call& c) { return c.has(kRelK) || c.has(kRelV) || c.has(kRelQuery); }
   static void check(const Call& c);
   static void add_scores(const reference::Operands& o, const reference::Block& block, Tensor& scores);
   static void add_output(const reference::Operands& o, const reference::Block& block, const Tensor& weights,

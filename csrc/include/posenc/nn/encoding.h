@@ -61,10 +61,19 @@ struct AttendOptions {
     visit("is_causal", self.is_causal());
     visit("scale", self.scale());
     visit("key_mask", self.key_mask());
+    visit("attn_mask", self.attn_mask());
     visit("window", self.window());
+    visit("window_left", self.window_left());
+    visit("window_right", self.window_right());
     visit("segment_ids", self.segment_ids());
+    visit("q_segment_ids", self.q_segment_ids());
+    visit("block_ids", self.block_ids());
     visit("q_positions", self.q_positions());
     visit("k_positions", self.k_positions());
+    visit("bias", self.bias());
+    visit("softcap", self.softcap());
+    visit("softcap_on", self.softcap_on());
+    visit("sinks", self.sinks());
     visit("dropout_p", self.dropout_p());
   }
 
@@ -72,11 +81,21 @@ struct AttendOptions {
   TORCH_ARG(std::optional<bool>, is_causal) = std::nullopt;
   /// Absent: the module's own scale, else 1 / sqrt(D).
   TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  // The others as in posenc/attention_arguments.h.
   TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, window_left) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, window_right) = std::nullopt;
   TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, q_segment_ids) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, block_ids) = std::nullopt;
   TORCH_ARG(std::optional<at::Tensor>, q_positions) = std::nullopt;
   TORCH_ARG(std::optional<at::Tensor>, k_positions) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
+  TORCH_ARG(std::string, softcap_on) = "content";
+  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
   TORCH_ARG(double, dropout_p) = 0.0;
   /// State of all Tk tokens, by name.
   TORCH_ARG(TokenState, token_state);

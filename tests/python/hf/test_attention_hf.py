@@ -1,0 +1,116 @@
+"""Scores of transformers' own attention functions and modules: outputs and gradients of random small configurations."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import posenc
+from tolerances import assert_near
+
+HEADS, GROUPS, TOKENS, WIDTH = 4, 2, 37, 16
+
+
+def operands():
+    torch.manual_seed(0)
+    q = torch.randn(2, HEADS, TOKENS, WIDTH, requires_grad=True)
+    k, v = (torch.randn(2, GROUPS, TOKENS, WIDTH, requires_grad=True) for _ in range(2))
+    return q, k, v
+
+
+def module(**own):
+    return SimpleNamespace(num_key_value_groups=HEADS // GROUPS, head_dim=WIDTH, training=False, **own)
+
+
+def additive(visible):
+    return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
+
+
+def expect_equal(ours, theirs, leaves, scale=8):
+    assert_near(ours, theirs, scale=scale)
+    grad = torch.randn_like(ours)
+    expected = torch.autograd.grad(theirs, leaves, grad)
+    for x, e in zip(torch.autograd.grad(ours, leaves, grad), expected, strict=True):
+        assert_near(x, e, scale=scale)
+
+
+def test_gpt_oss():
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    q, k, v = operands()
+    sinks = torch.randn(HEADS, requires_grad=True)
+    distance = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
+    mask = additive((distance >= 0) & (distance < 9))
+    theirs, _ = eager_attention_forward(module(sinks=sinks), q, k, v, mask, WIDTH**-0.5)
+    ours = posenc.ops.attention(q, k, v, is_causal=True, window=9, sinks=sinks)
+    expect_equal(ours.transpose(1, 2), theirs, (q, k, v, sinks))
+
+
+@pytest.mark.parametrize("cap", [50.0, 1.0])
+def test_gemma_2(cap):
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    q, k, v = operands()
+    mask = additive(torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril())
+    theirs, _ = eager_attention_forward(module(), q, k, v, mask, scaling=0.3, softcap=cap)
+    ours = posenc.ops.attention(q, k, v, is_causal=True, scale=0.3, softcap=cap)
+    expect_equal(ours.transpose(1, 2), theirs, (q, k, v))
+
+
+def test_image_blocks_of_gemma_3():
+    """transformers' own mask of a sliding layer with image tokens, as booleans, and block_ids: one visibility."""
+    from transformers import Gemma3TextConfig
+    from transformers.masking_utils import create_sliding_window_causal_mask
+
+    groups = torch.full((2, TOKENS), -1)
+    groups[0, 3:15] = 0
+    groups[1, 20:] = 1
+
+    def same_image(batch, head, query, key):
+        return (groups[batch, query] == groups[batch, key]) & (groups[batch, query] >= 0)
+
+    config = Gemma3TextConfig(sliding_window=6, attn_implementation="sdpa")
+    mask = create_sliding_window_causal_mask(
+        config=config,
+        inputs_embeds=torch.zeros(2, TOKENS, 1),
+        attention_mask=None,
+        cache=None,
+        position_ids=None,
+        or_mask_function=same_image,
+    )
+    q, k, v = operands()
+    ours = posenc.ops.attention(q, k, v, is_causal=True, window=6, block_ids=groups)
+    expect_equal(ours, posenc.ops.attention(q, k, v, attn_mask=mask), (q, k, v))
+
+
+def test_conformer():
+    """Wav2Vec2-Conformer's relative attention, from its own projections."""
+    from transformers import Wav2Vec2ConformerConfig
+    from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as modeling
+
+    torch.manual_seed(0)
+    config = Wav2Vec2ConformerConfig(
+        hidden_size=HEADS * WIDTH,
+        num_attention_heads=HEADS,
+        position_embeddings_type="relative",
+        attention_dropout=0.0,
+        attn_implementation="eager",
+    )
+    layer = modeling.Wav2Vec2ConformerSelfAttention(config).eval()
+    torch.nn.init.normal_(layer.pos_bias_u)
+    torch.nn.init.normal_(layer.pos_bias_v)
+    x = torch.randn(2, TOKENS, HEADS * WIDTH, requires_grad=True)
+    rows = modeling.Wav2Vec2ConformerRelPositionalEmbedding(config)(x)
+    theirs = layer(x, relative_position_embeddings=rows)[0]
+
+    def heads(linear, x):
+        return linear(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+
+    q, k, v = (heads(linear, x) for linear in (layer.linear_q, layer.linear_k, layer.linear_v))
+    u, w = layer.pos_bias_u.unsqueeze(1), layer.pos_bias_v.unsqueeze(1)
+    # Their rows are those of the distances i - j from T - 1 to -(T - 1): j - i from -(T - 1) to T - 1.
+    rel_k = heads(layer.linear_pos, rows)[0]
+    out = posenc.ops.relative_attention(q + u, k, v, rel_k, rel_query=q + w)
+    ours = layer.linear_out(out.transpose(1, 2).flatten(2))
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    expect_equal(ours, theirs, (x, *parameters), scale=60)
