@@ -75,7 +75,42 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
   }
   store_positions(call.positions(), tokens);
   length_ = end;
-  return {keys_.narrow(2, 0, end), values_.narrow(2, 0, end)};
+  return {keys(), values()};
+}
+
+void KVCache::reorder(const at::Tensor& index) {
+  check_index(index);
+  for_stored([&](const at::Tensor& stored) { held(stored).copy_(held(stored).index_select(0, index)); });
+}
+
+KVCache KVCache::copy() const {
+  KVCache twin(*this);
+  twin.renew();
+  return twin;
+}
+
+void KVCache::renew() {
+  for_stored([&](at::Tensor& stored) {
+    const at::Tensor memory = allocate(stored.sizes(), stored.scalar_type(), stored.device());
+    held(memory).copy_(held(stored));
+    stored = memory;
+  });
+}
+
+at::Tensor KVCache::held(const at::Tensor& stored) const {
+  return stored.narrow(stored.dim() == 2 ? 1 : 2, 0, length_);
+}
+
+template <typename Visit>
+void KVCache::for_stored(Visit&& visit) {
+  visit(keys_);
+  visit(values_);
+  for (auto& [name, stored] : token_state_) {
+    visit(stored);
+  }
+  if (positions_.defined()) {
+    visit(positions_);
+  }
 }
 
 void KVCache::check(const at::Tensor& x, const char* name, int64_t tokens) const {
@@ -141,6 +176,23 @@ void KVCache::check_positions(const at::Tensor& positions, int64_t tokens) const
                     keys_.device(), ", but got ", positions.device());
 }
 
+void KVCache::check_index(const at::Tensor& index) const {
+  TORCH_CHECK_VALUE(index.sizes() == at::IntArrayRef({options_.batch_size()}), "KVCache: expected index of shape [",
+                    options_.batch_size(), "], a row for each, but got ", index.sizes());
+  TORCH_CHECK_TYPE(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+                   "KVCache: expected index to be int64 or int32, but got ", index.scalar_type());
+  TORCH_CHECK_VALUE(index.device() == keys_.device(), "KVCache: expected index on the cache's device ", keys_.device(),
+                    ", but got ", index.device());
+  if (index.is_meta()) {
+    return;
+  }
+  const at::Tensor rows = index.to(at::kCPU, at::kLong).contiguous();
+  for (const int64_t row : at::IntArrayRef(rows.const_data_ptr<int64_t>(), rows.numel())) {
+    TORCH_CHECK_VALUE(row >= 0 && row < options_.batch_size(), "KVCache: expected index to name rows from 0 to ",
+                      options_.batch_size() - 1, ", but got ", row);
+  }
+}
+
 void KVCache::store_positions(const std::optional<at::Tensor>& positions, int64_t tokens) {
   if (!positions && !positions_.defined()) {
     return;
@@ -167,18 +219,18 @@ void KVCache::store_positions(const std::optional<at::Tensor>& positions, int64_
 TokenState KVCache::token_state() const {
   TokenState state;
   for (const auto& [name, stored] : token_state_) {
-    state.emplace(name, stored.narrow(2, 0, length_));
+    state.emplace(name, held(stored));
   }
   return state;
 }
 
 std::optional<at::Tensor> KVCache::state_of(const char* name) const {
   const auto found = token_state_.find(name);
-  return found == token_state_.end() ? std::nullopt : std::make_optional(found->second.narrow(2, 0, length_));
+  return found == token_state_.end() ? std::nullopt : std::make_optional(held(found->second));
 }
 
 std::optional<at::Tensor> KVCache::positions() const {
-  return positions_.defined() ? std::make_optional(positions_.narrow(1, 0, length_)) : std::nullopt;
+  return positions_.defined() ? std::make_optional(held(positions_)) : std::nullopt;
 }
 
 void KVCache::restore(Snapshot snapshot) {
@@ -188,10 +240,11 @@ void KVCache::restore(Snapshot snapshot) {
 }
 
 void KVCache::crop(int64_t length) {
-  TORCH_CHECK_VALUE(length >= 0 && length <= length_, "KVCache: expected to crop to a length from 0 to ", length_,
-                    ", but got ", length);
-  length_ = length;
-  if (length == 0) {
+  const int64_t kept = length >= 0 ? length : length_ + length;
+  TORCH_CHECK_VALUE(kept >= 0 && kept <= length_, "KVCache: expected to crop to a length from 0 to ", length_,
+                    ", or by one from -", length_, ", but got ", length);
+  length_ = kept;
+  if (kept == 0) {
     token_state_.clear();
     positions_.reset();
   }

@@ -296,7 +296,11 @@ void bind_kv_cache(py::module_& m) {
       py::arg("k"), py::arg("v"), py::kw_only(), py::arg("positions") = py::none());
   define_method(type, "reset", &nn::KVCache::reset);
   define_method(type, "crop", &nn::KVCache::crop, py::arg("length"));
+  define_method(type, "reorder", &nn::KVCache::reorder, py::arg("index"));
+  define_method(type, "copy", &nn::KVCache::copy);
   type.def_property_readonly("length", &nn::KVCache::length)
+      .def_property_readonly("keys", &nn::KVCache::keys)
+      .def_property_readonly("values", &nn::KVCache::values)
       .def_property_readonly("token_state", &nn::KVCache::token_state)
       .def_property_readonly("gate_keys", &nn::KVCache::gate_keys)
       .def_property_readonly("log_decay", &nn::KVCache::log_decay)

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import torch
@@ -91,9 +92,19 @@ class KVCache:
         return self._keys.device
 
     @property
+    def keys(self) -> Tensor:
+        """View (B, G, length, D)."""
+        return self._held(self._keys)
+
+    @property
+    def values(self) -> Tensor:
+        """View (B, G, length, D)."""
+        return self._held(self._values)
+
+    @property
     def token_state(self) -> dict[str, Tensor]:
         """Views (B, G, length, D) or (B, heads, length) of the state that tokens came with, by name."""
-        return {name: stored[:, :, : self._length] for name, stored in self._token_state.items()}
+        return {name: self._held(stored) for name, stored in self._token_state.items()}
 
     @property
     def gate_keys(self) -> Tensor | None:
@@ -112,7 +123,7 @@ class KVCache:
         Integer; float32 where all came as float32 or narrower; else float64, which holds whole numbers to 2**53
         exactly.
         """
-        return None if self._positions is None else self._positions[:, : self._length]
+        return None if self._positions is None else self._held(self._positions)
 
     def append(
         self, k: Tensor, v: Tensor, *, positions: Tensor | None = None, **state: Tensor | None
@@ -169,19 +180,64 @@ class KVCache:
         self.crop(0)
 
     def crop(self, length: int) -> None:
-        """Forgets all but the first ``length`` tokens.
+        """Forgets all but the first ``length`` tokens; the last ``-length`` ones where it is negative.
 
         Raises:
-            ValueError: ``length`` is not from 0 to :attr:`length`.
+            ValueError: ``length`` is not from ``-self.length`` to :attr:`length`.
             TypeError: ``length`` is no int.
         """
         if not isinstance(length, int):
             raise TypeError(f"KVCache: expected to crop to a length that is an int, but got {length!r}")
-        if not 0 <= length <= self._length:
-            raise ValueError(f"KVCache: expected to crop to a length from 0 to {self._length}, but got {length}")
-        self._length = length
-        if length == 0:
+        kept = length if length >= 0 else self._length + length
+        if not 0 <= kept <= self._length:
+            raise ValueError(
+                f"KVCache: expected to crop to a length from 0 to {self._length}, or by one from -{self._length}, but "
+                f"got {length}"
+            )
+        self._length = kept
+        if kept == 0:
             self._token_state, self._positions = {}, None
+
+    def reorder(self, index: Tensor) -> None:
+        """Row b becomes what row ``index[b]`` was: keys, values, token state and positions, as beam search needs.
+
+        Args:
+            index: (B), int64 or int32; rows may come more than once, or not at all.
+
+        Raises:
+            ValueError: Another shape or device, or a row that is not there. Nothing is changed then.
+            TypeError: Another dtype.
+        """
+        self._check_index(index)
+        for stored in self._stored():
+            held = self._held(stored)
+            held.copy_(held.index_select(0, index))
+
+    def copy(self) -> "KVCache":
+        """An independent cache with the same tokens and room."""
+        twin = copy.copy(self)
+        twin._renew()
+        return twin
+
+    def _stored(self) -> list[Tensor]:
+        """All memory."""
+        positions = [] if self._positions is None else [self._positions]
+        return [self._keys, self._values, *self._token_state.values(), *positions]
+
+    def _held(self, stored: Tensor) -> Tensor:
+        """The part of memory that holds tokens."""
+        return stored[:, : self._length] if stored.dim() == 2 else stored[:, :, : self._length]
+
+    def _renew(self) -> None:
+        """Moves the tokens to new memory."""
+        self._keys, self._values = self._moved(self._keys), self._moved(self._values)
+        self._token_state = {name: self._moved(stored) for name, stored in self._token_state.items()}
+        self._positions = None if self._positions is None else self._moved(self._positions)
+
+    def _moved(self, stored: Tensor) -> Tensor:
+        held, new = self._held(stored), _allocate(tuple(stored.shape), stored.dtype, self.device)
+        self._held(new).copy_(held)
+        return new
 
     def _snapshot(self) -> _Snapshot:
         """What :meth:`_restore` goes back to. Later tokens change none of it: they go to later columns."""
@@ -252,6 +308,21 @@ class KVCache:
             raise ValueError(
                 f"KVCache: expected positions on the cache's device {self.device}, but got {positions.device}"
             )
+
+    def _check_index(self, index: Tensor) -> None:
+        if index.shape != (self.batch_size,):
+            raise ValueError(
+                f"KVCache: expected index of shape [{self.batch_size}], a row for each, but got {list(index.shape)}"
+            )
+        if index.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"KVCache: expected index to be int64 or int32, but got {index.dtype}")
+        if index.device != self.device:
+            raise ValueError(f"KVCache: expected index on the cache's device {self.device}, but got {index.device}")
+        if index.is_meta:
+            return
+        for row in index.tolist():
+            if not 0 <= row < self.batch_size:
+                raise ValueError(f"KVCache: expected index to name rows from 0 to {self.batch_size - 1}, but got {row}")
 
     def _store_positions(self, positions: Tensor | None, start: int, end: int) -> None:
         if positions is None:

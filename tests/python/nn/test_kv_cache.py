@@ -197,9 +197,8 @@ def test_crop_and_reset_forget(namespace):
     assert cache.length == 4
     new = tokens(1)
     assert_bits(cache.append(new, new)[0], torch.cat([k[:, :, :4], new], dim=2))
-    for wrong in (-1, 6):
-        with pytest.raises(ValueError, match=f"expected to crop to a length from 0 to 5, but got {wrong}"):
-            cache.crop(wrong)
+    with pytest.raises(ValueError, match="expected to crop to a length from 0 to 5, .* but got 6"):
+        cache.crop(6)
     cache.reset()
     assert cache.length == 0
     assert cache.positions is None

@@ -63,7 +63,6 @@ class POSENC_API KVCache {
  public:
   /// c10::ValueError unless all sizes are positive, c10::TypeError unless dtype is floating.
   explicit KVCache(const KVCacheOptions& options);
-  KVCache(const KVCache&) = delete;
   KVCache& operator=(const KVCache&) = delete;
   KVCache(KVCache&&) = default;
   KVCache& operator=(KVCache&&) = default;
@@ -82,6 +81,10 @@ class POSENC_API KVCache {
 
   /// Tokens stored.
   int64_t length() const { return length_; }
+  /// View (B, G, length(), D).
+  at::Tensor keys() const { return held(keys_); }
+  /// View (B, G, length(), D).
+  at::Tensor values() const { return held(values_); }
   /// The state of all tokens so far, by name: views whose axis 2 has length() entries.
   TokenState token_state() const;
   /// token_state()["gate_key"], absent where tokens came without.
@@ -94,13 +97,23 @@ class POSENC_API KVCache {
 
   /// Forgets all tokens.
   void reset() { crop(0); }
-  /// Forgets all but the first `length` tokens. c10::ValueError unless that is from 0 to length().
+  /// Forgets all but the first `length` tokens; the last -length ones where it is negative. c10::ValueError unless it
+  /// is from -length() to length().
   void crop(int64_t length);
+  /// Row b becomes what row index[b] was: keys, values, token state and positions, as beam search needs. index (B),
+  /// int64 or int32; rows may come more than once, or not at all. c10::ValueError for another shape or device, or a row
+  /// that is not there, c10::TypeError for another dtype; nothing is changed then.
+  void reorder(const at::Tensor& index);
+  /// An independent cache with the same tokens and room.
+  KVCache copy() const;
 
   const KVCacheOptions& options() const { return options_; }
 
  private:
   friend class AttentionImpl;
+
+  /// Shares memory; see copy().
+  KVCache(const KVCache&) = default;
 
   /// What restore() goes back to. Later tokens are written after the stored ones, so they change none of it.
   struct Snapshot {
@@ -111,12 +124,20 @@ class POSENC_API KVCache {
   Snapshot snapshot() const { return {length_, token_state_, positions_}; }
   void restore(Snapshot snapshot);
 
+  /// The part of memory that holds tokens.
+  at::Tensor held(const at::Tensor& stored) const;
+  /// Moves the tokens to new memory.
+  void renew();
+  /// Calls visit(memory) for all.
+  template <typename Visit>
+  void for_stored(Visit&& visit);
   std::optional<at::Tensor> state_of(const char* name) const;
   void check(const at::Tensor& x, const char* name, int64_t tokens) const;
   void check_state(const TokenState& state, int64_t tokens) const;
   void check_per_head(const at::Tensor& x, const char* name, int64_t tokens) const;
   void check_place(const at::Tensor& x, const char* name) const;
   void check_positions(const at::Tensor& positions, int64_t tokens) const;
+  void check_index(const at::Tensor& index) const;
   void store_positions(const std::optional<at::Tensor>& positions, int64_t tokens);
 
   KVCacheOptions options_;

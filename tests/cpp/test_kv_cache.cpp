@@ -1,0 +1,101 @@
+/// KVCache in C++: tokens and rows that leave, move or are copied.
+
+#include "support.h"
+
+#include <posenc/posenc.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+using namespace posenc::nn;
+
+namespace {
+
+constexpr int64_t kBatch = 3, kHeads = 2, kRoom = 10, kWidth = 4;
+
+/// Everything that comes with `count` tokens.
+struct Tokens {
+  explicit Tokens(int64_t count)
+      : k(torch::randn({kBatch, kHeads, count, kWidth})),
+        v(torch::randn({kBatch, kHeads, count, kWidth})),
+        gate_key(torch::randn({kBatch, kHeads, count, kWidth})),
+        log_decay(torch::randn({kBatch, 5, count})),
+        positions(torch::randint(0, 100, {kBatch, count}, torch::kLong)) {}
+
+  at::Tensor k, v, gate_key, log_decay, positions;
+};
+
+void append(KVCache& cache, const Tokens& t) { cache.append(t.k, t.v, t.gate_key, t.positions, t.log_decay); }
+
+KVCache filled(const Tokens& tokens) {
+  KVCache cache(KVCacheOptions(kBatch, kHeads, kRoom, kWidth));
+  append(cache, tokens);
+  return cache;
+}
+
+/// Expects the cache to hold what `change` makes of each tensor of the tokens; the axis is that of tokens.
+template <typename Change>
+void expect_content(const KVCache& cache, const Tokens& t, const Change& change) {
+  EXPECT_TRUE(torch::equal(cache.keys(), change(t.k, 2)));
+  EXPECT_TRUE(torch::equal(cache.values(), change(t.v, 2)));
+  EXPECT_TRUE(torch::equal(cache.gate_keys().value(), change(t.gate_key, 2)));
+  EXPECT_TRUE(torch::equal(cache.log_decay().value(), change(t.log_decay, 2)));
+  EXPECT_TRUE(torch::equal(cache.positions().value(), change(t.positions, 1)));
+}
+
+at::Tensor same(const at::Tensor& x, int64_t /*axis*/) { return x; }
+
+TEST(KVCache, RowsAreReorderedWithAllThatBelongsToThem) {
+  for (const auto dtype : {torch::kLong, torch::kInt}) {
+    const Tokens tokens(4);
+    auto cache = filled(tokens);
+    const auto index = torch::tensor({2, 0, 2}, dtype);
+    cache.reorder(index);
+    expect_content(cache, tokens, [&](const at::Tensor& x, int64_t) { return x.index_select(0, index); });
+    EXPECT_EQ(cache.length(), 4);
+  }
+}
+
+TEST(KVCache, AnIndexThatDoesNotFitIsRefusedAndChangesNothing) {
+  const Tokens tokens(4);
+  auto cache = filled(tokens);
+  expect_error([&] { cache.reorder(torch::tensor({0, 1}, torch::kLong)); },
+               "KVCache: expected index of shape [3], a row for each, but got [2]");
+  expect_error([&] { cache.reorder(torch::tensor({0, 3, 1}, torch::kLong)); },
+               "KVCache: expected index to name rows from 0 to 2, but got 3");
+  expect_error([&] { cache.reorder(torch::tensor({0, 1, -1}, torch::kInt)); }, "rows from 0 to 2, but got -1");
+  expect_error([&] { cache.reorder(torch::zeros({3}, at::TensorOptions(torch::kLong).device(torch::kMeta))); },
+               "KVCache: expected index on the cache's device cpu, but got meta");
+  expect_error<c10::TypeError>([&] { cache.reorder(torch::zeros({3})); },
+                               "KVCache: expected index to be int64 or int32, but got Float");
+  expect_content(cache, tokens, same);
+}
+
+TEST(KVCache, CropDropsTheLastTokensToo) {
+  const Tokens tokens(6);
+  auto cache = filled(tokens);
+  cache.crop(-2);
+  EXPECT_EQ(cache.length(), 4);
+  expect_content(cache, tokens, [](const at::Tensor& x, int64_t axis) { return x.slice(axis, 0, 4); });
+  expect_error([&] { cache.crop(-5); }, "a length from 0 to 4, or by one from -4, but got -5");
+  expect_error([&] { cache.crop(5); }, "a length from 0 to 4, or by one from -4, but got 5");
+  cache.crop(-4);
+  EXPECT_EQ(cache.length(), 0);
+  EXPECT_FALSE(cache.positions() || cache.log_decay());
+}
+
+TEST(KVCache, ACopyHoldsTheSameAndGoesOnAlone) {
+  const Tokens tokens(4), more(2), others(3);
+  auto cache = filled(tokens);
+  auto twin = cache.copy();
+  expect_content(twin, tokens, same);
+  append(cache, more);
+  append(twin, others);
+  twin.reorder(torch::tensor({1, 1, 1}, torch::kLong));
+  EXPECT_TRUE(torch::equal(cache.keys(), torch::cat({tokens.k, more.k}, 2)));
+  EXPECT_TRUE(torch::equal(cache.positions().value(), torch::cat({tokens.positions, more.positions}, 1)));
+  EXPECT_TRUE(torch::equal(twin.values()[0], torch::cat({tokens.v, others.v}, 2)[1]));
+  EXPECT_EQ(twin.length(), 7);
+}
+
+}  // namespace
