@@ -197,7 +197,10 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   check_call(x, call);
   KVCache* cache = call.cache();
   const int64_t start = cache == nullptr ? 0 : cache->length();
-  const auto& positions = call.positions();
+  auto positions = call.positions();
+  if (cache != nullptr && !positions) {
+    positions = cache->next_positions(x.size(1));
+  }
   const bool several_axes = positions && positions->dim() == 3;
   // Where tokens are on the one axis of distances and causality.
   const auto places = several_axes ? std::nullopt : positions;
@@ -240,7 +243,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
     return output(attend(q, k, v, attended.q_positions(places).k_positions(places)));
   }
   const auto before = cache->snapshot();
-  const auto [keys, values] = cache->append(k, v, KVCacheAppendOptions().positions(places).token_state(state));
+  const auto [keys, values] = cache->append(k, v, KVCacheAppendOptions().positions(positions).token_state(state));
   try {
     attended.token_state(cache->token_state()).k_positions(cache->positions());
     if (const auto all = cache->positions()) {

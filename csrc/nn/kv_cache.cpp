@@ -55,12 +55,13 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
   if (call.positions()) {
     check_positions(*call.positions(), tokens);
   }
+  const auto positions = call.positions() ? call.positions() : next_positions(tokens);
   const int64_t end = length_ + tokens;
   TORCH_CHECK_VALUE(end <= options_.max_length(), "KVCache: expected at most max_length ", options_.max_length(),
                     " tokens, but got ", tokens, " new after ", length_, " cached, ", end, " in all");
 
   if (length_ == 0) {  // a call without tokens may have left state, which later calls need not have
-    token_state_.clear();
+    crop(0);
   }
   keys_.narrow(2, length_, tokens).copy_(k);
   values_.narrow(2, length_, tokens).copy_(v);
@@ -73,7 +74,7 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
     }
     stored.narrow(2, length_, tokens).copy_(x);
   }
-  store_positions(call.positions(), tokens);
+  store_positions(positions, tokens);
   length_ = end;
   return {keys(), values()};
 }
@@ -163,12 +164,14 @@ void KVCache::check_place(const at::Tensor& x, const char* name) const {
 }
 
 void KVCache::check_positions(const at::Tensor& positions, int64_t tokens) const {
-  const bool shape =
-      (positions.dim() == 1 ||
-       (positions.dim() == 2 && (positions.size(0) == options_.batch_size() || positions.size(0) == 1))) &&
-      positions.size(-1) == tokens;
-  TORCH_CHECK_VALUE(shape, "KVCache: expected positions of shape (", tokens, ") or (", options_.batch_size(), ", ",
-                    tokens, "), but got ", positions.sizes());
+  const int64_t dims = positions.dim(), batch = options_.batch_size();
+  const bool fits = dims >= 1 && dims <= 3 && positions.size(-1) == tokens &&
+                    (dims == 1 || positions.size(-2) == 1 || positions.size(-2) == batch);
+  TORCH_CHECK_VALUE(fits, "KVCache: expected positions of shape (", tokens, ") or (", batch, ", ", tokens,
+                    "), or over several axes (axes, ", batch, ", ", tokens, "), but got ", positions.sizes());
+  const bool one = positions_.defined(), other = dims == 3 ? one : first_of_several_axes_.has_value();
+  TORCH_CHECK_VALUE(length_ == 0 || !other, "KVCache: expected positions with ", one ? "one axis" : "several axes",
+                    ", as cached ones have, but got ", positions.sizes());
   const at::ScalarType dtype = positions.scalar_type();
   TORCH_CHECK_TYPE(dtype != at::kBool && !at::isComplexType(dtype),
                    "KVCache: expected positions of an integer or floating dtype, but got ", dtype);
@@ -194,18 +197,19 @@ void KVCache::check_index(const at::Tensor& index) const {
 }
 
 void KVCache::store_positions(const std::optional<at::Tensor>& positions, int64_t tokens) {
-  if (!positions && !positions_.defined()) {
+  if (!positions || tokens == 0) {
     return;
   }
-  const auto counted = [&](int64_t begin, int64_t end) {
-    return at::arange(begin, end, at::TensorOptions(at::kLong).device(keys_.device()));
-  };
-  const bool whole = !positions || !positions->is_floating_point();
+  if (positions->dim() == 3) {
+    first_of_several_axes_ = first_of_several_axes_.value_or(length_);
+    return;
+  }
+  const bool whole = !positions->is_floating_point();
   const auto dtype = whole ? at::kLong : c10::promoteTypes(positions->scalar_type(), at::kFloat);
   if (!positions_.defined()) {
     const auto first = length_ == 0 ? dtype : at::kLong;
     positions_ = allocate({options_.batch_size(), options_.max_length()}, first, keys_.device());
-    positions_.narrow(1, 0, length_).copy_(counted(0, length_));
+    held(positions_).copy_(at::arange(length_, at::TensorOptions(at::kLong).device(keys_.device())));
   }
   if (positions_.scalar_type() != dtype) {
     // float32 would round whole numbers from 2^24 on, be they there already or new.
@@ -213,7 +217,7 @@ void KVCache::store_positions(const std::optional<at::Tensor>& positions, int64_
     const at::NoGradGuard no_grad;
     positions_ = positions_.to(at::kDouble);
   }
-  positions_.narrow(1, length_, tokens).copy_(positions ? positions->detach() : counted(length_, length_ + tokens));
+  positions_.narrow(1, length_, tokens).copy_(positions->detach());
 }
 
 TokenState KVCache::token_state() const {
@@ -233,10 +237,28 @@ std::optional<at::Tensor> KVCache::positions() const {
   return positions_.defined() ? std::make_optional(held(positions_)) : std::nullopt;
 }
 
+std::optional<at::Tensor> KVCache::next_positions(int64_t tokens) const {
+  if (length_ == 0 || tokens == 0) {
+    return std::nullopt;
+  }
+  const auto check_known = [](bool known, const char* kind) {
+    TORCH_CHECK_VALUE(known, "KVCache: expected positions of the new tokens, since those of cached ones ", kind,
+                      " and nothing says which come next: pass positions");
+  };
+  check_known(!first_of_several_axes_, "have several axes");
+  const auto known = positions();
+  if (!known) {
+    return std::nullopt;
+  }
+  check_known(!known->is_floating_point(), "are floating");
+  return known->amax(1, /*keepdim=*/true) + at::arange(1, tokens + 1, known->options());
+}
+
 void KVCache::restore(Snapshot snapshot) {
   length_ = snapshot.length;
   token_state_ = std::move(snapshot.token_state);
   positions_ = std::move(snapshot.positions);
+  first_of_several_axes_ = snapshot.first_of_several_axes;
 }
 
 void KVCache::crop(int64_t length) {
@@ -244,6 +266,9 @@ void KVCache::crop(int64_t length) {
   TORCH_CHECK_VALUE(kept >= 0 && kept <= length_, "KVCache: expected to crop to a length from 0 to ", length_,
                     ", or by one from -", length_, ", but got ", length);
   length_ = kept;
+  if (first_of_several_axes_ && *first_of_several_axes_ >= kept) {
+    first_of_several_axes_.reset();
+  }
   if (kept == 0) {
     token_state_.clear();
     positions_.reset();

@@ -294,6 +294,7 @@ void bind_kv_cache(py::module_& m) {
                            nn::KVCacheAppendOptions().positions(positions).token_state(to_token_state(token_state)));
       },
       py::arg("k"), py::arg("v"), py::kw_only(), py::arg("positions") = py::none());
+  define_method(type, "next_positions", &nn::KVCache::next_positions, py::arg("tokens"));
   define_method(type, "reset", &nn::KVCache::reset);
   define_method(type, "crop", &nn::KVCache::crop, py::arg("length"));
   define_method(type, "reorder", &nn::KVCache::reorder, py::arg("index"));

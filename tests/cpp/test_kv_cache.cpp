@@ -98,4 +98,50 @@ TEST(KVCache, ACopyHoldsTheSameAndGoesOnAlone) {
   EXPECT_EQ(twin.length(), 7);
 }
 
+TEST(KVCache, LeftOutPositionsFollowTheLargestOfEachRow) {
+  const auto k = torch::randn({2, kHeads, 2, kWidth}), one = k.narrow(2, 0, 1);
+  KVCache cache(KVCacheOptions(2, kHeads, kRoom, kWidth));
+  cache.append(k, k, std::nullopt, torch::tensor({{9, 4}, {-7, -5}}, torch::kLong));
+  EXPECT_TRUE(torch::equal(cache.next_positions(2).value(), torch::tensor({{10, 11}, {-4, -3}}, torch::kLong)));
+  cache.append(one, one);
+  EXPECT_TRUE(torch::equal(cache.positions().value(), torch::tensor({{9, 4, 10}, {-7, -5, -4}}, torch::kLong)));
+  cache.reset();
+  cache.append(one, one);
+  EXPECT_FALSE(cache.next_positions(1) || cache.positions());
+}
+
+TEST(KVCache, PositionsWithNoKnownNextOneMustNotBeLeftOut) {
+  const auto k = torch::randn({1, kHeads, 2, kWidth});
+  const auto several = torch::zeros({3, 1, 2}, torch::kLong);
+  KVCache cache(KVCacheOptions(1, kHeads, kRoom, kWidth));
+  cache.append(k, k);
+  cache.append(k, k, std::nullopt, several);
+  expect_error([&] { cache.append(k, k); },
+               "KVCache: expected positions of the new tokens, since those of cached ones have several axes and "
+               "nothing says which come next: pass positions");
+  expect_error([&] { cache.append(k, k, std::nullopt, torch::arange(2)); },
+               "expected positions with several axes, as cached ones have, but got [2]");
+  cache.crop(2);
+  cache.append(k, k, std::nullopt, torch::arange(2) + 0.5);
+  expect_error([&] { cache.append(k, k); }, "those of cached ones are floating and nothing says");
+  expect_error([&] { cache.append(k, k, std::nullopt, several); },
+               "expected positions with one axis, as cached ones have, but got [3, 1, 2]");
+  EXPECT_EQ(cache.length(), 4);
+}
+
+TEST(KVCache, ALayerGoesOnAfterThePositionsOfThePrompt) {
+  torch::manual_seed(1);
+  Attention attention(AttentionOptions(8, kHeads).with(Rotary(kWidth)));
+  const torch::NoGradGuard no_grad;
+  const auto x = torch::randn({2, 6, 8});
+  const auto positions = torch::stack({torch::arange(10, 16), torch::arange(3, 9)});
+  KVCache cache(KVCacheOptions(2, kHeads, 6, kWidth));
+  const auto call = AttentionForwardOptions().cache(&cache);
+  auto prompt = call;
+  attention->forward(x.narrow(1, 0, 4), prompt.positions(positions.narrow(1, 0, 4)));
+  const auto y = attention->forward(x.narrow(1, 4, 2), call);
+  const auto whole = attention->forward(x, AttentionForwardOptions().positions(positions));
+  EXPECT_TRUE(torch::allclose(y, whole.narrow(1, 4, 2), 1e-5, 1e-6));
+}
+
 }  // namespace

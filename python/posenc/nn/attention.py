@@ -154,20 +154,24 @@ class Attention(Encoding):
 
         Args:
             x: (B, T, embed_dim); with a cache, the new tokens.
-            positions: (T) or (B, T), or for rotary encodings over several axes (A, B, T). None: ``arange(T)``, after
-                ``cache.length`` tokens.
+            positions: (T) or (B, T), or for rotary encodings over several axes (A, B, T). None: ``arange(T)``; after
+                cached tokens ``cache.length`` and on, or where those came with positions, what follows the largest
+                of each row.
             key_mask: (B, Tk) bool, True where a key may be attended; with a cache Tk counts cached and new keys.
             segment_ids: (B, Tk) integer: packed sequences, each of which sees itself alone.
             cache: Where keys and values of earlier tokens are, and those of ``x`` go.
 
         Raises:
-            ValueError: A shape does not fit; positions over several axes meet a score encoding; or a rotary scaling
-                that depends on the length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The
-                cache is left as it was.
+            ValueError: A shape does not fit; positions over several axes meet a score encoding; positions are left out
+                after cached ones that are floating or have several axes; or a rotary scaling that depends on the
+                length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The cache is left as it
+                was.
             TypeError: A dtype does not fit.
         """
         self._check_call(x, positions, cache)
         start = 0 if cache is None else cache.length
+        if cache is not None and positions is None:
+            positions = cache.next_positions(x.shape[1])
         # Where tokens are on the one axis of distances and causality.
         places = None if positions is not None and positions.dim() == 3 else positions
         for encoding in self._members(AbsoluteEncoding):
@@ -191,7 +195,7 @@ class Attention(Encoding):
         if cache is None:
             return self._output(self._attend(q, k, v, state, places, places, masks))
         before = cache._snapshot()
-        k, v = cache.append(k, v, positions=places, **state)
+        k, v = cache.append(k, v, positions=positions, **state)
         try:
             known = cache.positions
             new = None if known is None else known[:, start:]

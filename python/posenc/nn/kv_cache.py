@@ -7,7 +7,7 @@ from torch import Tensor
 from posenc.nn.base import check_dense
 from posenc.nn.options import plain_numbers
 
-_Snapshot = tuple[int, dict[str, Tensor], Tensor | None]
+_Snapshot = tuple[int, dict[str, Tensor], Tensor | None, int | None]
 
 
 class KVCache:
@@ -75,6 +75,7 @@ class KVCache:
         self._values = _allocate(shape, dtype, device)
         self._token_state: dict[str, Tensor] = {}
         self._positions: Tensor | None = None
+        self._first_of_several_axes: int | None = None  # the first token whose positions had several axes
 
     @property
     def length(self) -> int:
@@ -125,6 +126,25 @@ class KVCache:
         """
         return None if self._positions is None else self._held(self._positions)
 
+    def next_positions(self, tokens: int) -> Tensor | None:
+        """Positions (B, tokens) of new tokens that come without: in each row those that follow its largest.
+
+        None where no token came with a position: new ones then count by their place in the cache.
+
+        Raises:
+            ValueError: Cached positions are floating or have several axes, so that nothing says which come next.
+        """
+        if self._length == 0 or tokens == 0:
+            return None
+        if self._first_of_several_axes is not None:
+            _raise_unknown("have several axes")
+        known = self.positions
+        if known is None:
+            return None
+        if known.is_floating_point():
+            _raise_unknown("are floating")
+        return known.amax(1, keepdim=True) + torch.arange(1, tokens + 1, device=self.device)
+
     def append(
         self, k: Tensor, v: Tensor, *, positions: Tensor | None = None, **state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -133,7 +153,8 @@ class KVCache:
         Args:
             k: (B, G, T, D), of the cache's dtype and on its device.
             v: The same.
-            positions: (T) or (B, T), integer or floating; tokens without count by their place in the cache.
+            positions: (T) or (B, T), integer or floating. None: :meth:`next_positions`. (A, B, T), over several axes,
+                is not stored, but later tokens then need positions too.
             **state: Per-token state of score encodings by name, such as ``gate_key`` of CoPE and ``log_decay`` of
                 ForgettingBias; each with every token or with none. (B, G, T, D), as keys, or (B, heads, T), float32
                 (float64 in a float64 cache), with the number of heads of the first tokens.
@@ -154,7 +175,9 @@ class KVCache:
             self._check_complete(name, name in new)
         for name, x in new.items():
             self._check_state(x, name, tokens)
-        if positions is not None:
+        if positions is None:
+            positions = self.next_positions(tokens)
+        else:
             self._check_positions(positions, tokens)
         start, end = self._length, self._length + tokens
         if end > self.max_length:
@@ -163,7 +186,7 @@ class KVCache:
                 f"cached, {end} in all"
             )
         if start == 0:  # an empty call before may have left some, which bind nobody
-            self._token_state = {}
+            self._token_state, self._positions, self._first_of_several_axes = {}, None, None
         self._keys[:, :, start:end].copy_(k)
         self._values[:, :, start:end].copy_(v)
         for name, x in new.items():
@@ -195,6 +218,8 @@ class KVCache:
                 f"got {length}"
             )
         self._length = kept
+        if self._first_of_several_axes is not None and self._first_of_several_axes >= kept:
+            self._first_of_several_axes = None
         if kept == 0:
             self._token_state, self._positions = {}, None
 
@@ -241,10 +266,10 @@ class KVCache:
 
     def _snapshot(self) -> _Snapshot:
         """What :meth:`_restore` goes back to. Later tokens change none of it: they go to later columns."""
-        return self._length, dict(self._token_state), self._positions
+        return self._length, dict(self._token_state), self._positions, self._first_of_several_axes
 
     def _restore(self, snapshot: _Snapshot) -> None:
-        self._length, self._token_state, self._positions = snapshot
+        self._length, self._token_state, self._positions, self._first_of_several_axes = snapshot
 
     def __repr__(self) -> str:
         return (
@@ -297,10 +322,17 @@ class KVCache:
 
     def _check_positions(self, positions: Tensor, tokens: int) -> None:
         shape = tuple(positions.shape)
-        if shape not in ((tokens,), (1, tokens), (self.batch_size, tokens)):
+        rows = (1, self.batch_size)
+        if shape[-1:] != (tokens,) or len(shape) > 3 or (len(shape) > 1 and shape[-2] not in rows):
             raise ValueError(
-                f"KVCache: expected positions of shape ({tokens}) or ({self.batch_size}, {tokens}), but got "
-                f"{list(shape)}"
+                f"KVCache: expected positions of shape ({tokens}) or ({self.batch_size}, {tokens}), or over several "
+                f"axes (axes, {self.batch_size}, {tokens}), but got {list(shape)}"
+            )
+        one = self._positions is not None
+        if self._length > 0 and (one if len(shape) == 3 else self._first_of_several_axes is not None):
+            raise ValueError(
+                f"KVCache: expected positions with {'one axis' if one else 'several axes'}, as cached ones have, but "
+                f"got {list(shape)}"
             )
         if positions.dtype == torch.bool or positions.dtype.is_complex:
             raise TypeError(f"KVCache: expected positions of an integer or floating dtype, but got {positions.dtype}")
@@ -325,10 +357,12 @@ class KVCache:
                 raise ValueError(f"KVCache: expected index to name rows from 0 to {self.batch_size - 1}, but got {row}")
 
     def _store_positions(self, positions: Tensor | None, start: int, end: int) -> None:
-        if positions is None:
-            if self._positions is None:
-                return
-            positions = torch.arange(start, end, device=self.device)
+        if positions is None or start == end:
+            return
+        if positions.dim() == 3:
+            if self._first_of_several_axes is None:
+                self._first_of_several_axes = start
+            return
         whole = not positions.is_floating_point()
         dtype = torch.int64 if whole else torch.promote_types(positions.dtype, torch.float32)
         if self._positions is None:
@@ -346,3 +380,10 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device |
     """Memory that stays writable outside an inference mode in which it may be made."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _raise_unknown(kind: str) -> None:
+    raise ValueError(
+        f"KVCache: expected positions of the new tokens, since those of cached ones {kind} and nothing says which come "
+        "next: pass positions"
+    )

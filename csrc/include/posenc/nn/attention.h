@@ -71,7 +71,8 @@ struct AttentionOptions {
 
 /// Options of a call to Attention.
 struct AttentionForwardOptions {
-  /// (T) or (B, T), or for rotary encodings over several axes (A, B, T); absent: the cache's length, else 0, and on.
+  /// (T) or (B, T), or for rotary encodings over several axes (A, B, T). Absent: 0 and on; after cached tokens the
+  /// cache's length and on, or where those came with positions, what follows the largest of each row.
   TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
   /// (B, Tk) bool, true where a key may be attended; with a cache Tk counts cached and new keys.
   TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
@@ -98,7 +99,8 @@ struct AttentionForwardOptions {
 /// Raises c10::ValueError for options that do not fit together: a second score encoding, a score encoding that rotates
 /// queries and keys itself together with a rotary one, is_causal(false) with one that is causal by definition, an
 /// encoding made for another width or number of heads; in a call for shapes, and where rotary frequencies depend on the
-/// length of each call (DynamicNTK, LongRoPE without seq_len) with a cache. A call that raises leaves the cache as it
+/// length of each call (DynamicNTK, LongRoPE without seq_len) with a cache, or positions are left out after cached ones
+/// that are floating or have several axes. A call that raises leaves the cache as it
 /// was.
 class POSENC_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
  public:

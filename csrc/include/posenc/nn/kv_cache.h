@@ -43,7 +43,8 @@ struct KVCacheOptions {
 
 /// Options of KVCache::append().
 struct KVCacheAppendOptions {
-  /// (T) or (B, T), integer or floating; a token without one has its index in the cache.
+  /// (T) or (B, T), integer or floating; absent: next_positions(). (A, B, T), over several axes, is not stored, but
+  /// later tokens then need positions too.
   TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
   /// State of the new tokens, by name: (B, G, T, D) of the cache's dtype, or (B, heads, T), float32 (float64 in a
   /// float64 cache). It comes with every token or with none.
@@ -94,6 +95,10 @@ class POSENC_API KVCache {
   /// View (B, length()), absent where no token came with a position. Integer; float32 where all came as float32 or
   /// narrower; else float64, which holds whole numbers to 2^53 exactly.
   std::optional<at::Tensor> positions() const;
+  /// Positions (B, tokens) of new tokens that come without: in each row those that follow its largest. Absent where no
+  /// token came with a position: new ones then count by their place in the cache. c10::ValueError where cached
+  /// positions are floating or have several axes, so that nothing says which come next.
+  std::optional<at::Tensor> next_positions(int64_t tokens) const;
 
   /// Forgets all tokens.
   void reset() { crop(0); }
@@ -120,8 +125,9 @@ class POSENC_API KVCache {
     int64_t length;
     TokenState token_state;
     at::Tensor positions;
+    std::optional<int64_t> first_of_several_axes;
   };
-  Snapshot snapshot() const { return {length_, token_state_, positions_}; }
+  Snapshot snapshot() const { return {length_, token_state_, positions_, first_of_several_axes_}; }
   void restore(Snapshot snapshot);
 
   /// The part of memory that holds tokens.
@@ -148,6 +154,8 @@ class POSENC_API KVCache {
   TokenState token_state_;
   /// (B, max_length), undefined until given.
   at::Tensor positions_;
+  /// The first token whose positions had several axes.
+  std::optional<int64_t> first_of_several_axes_;
 };
 
 }  // namespace posenc::nn
