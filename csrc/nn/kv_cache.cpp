@@ -11,10 +11,14 @@
 namespace posenc::nn {
 namespace {
 
+int64_t value_width(const KVCacheOptions& o) { return o.value_dim().value_or(o.head_dim()); }
+
 void check_cache_options(const KVCacheOptions& o) {
   check_options("KVCache", o);
   check_numbers("KVCache", "batch_size * num_kv_heads * max_length * head_dim",
                 {o.batch_size(), o.num_kv_heads(), o.max_length(), o.head_dim()});
+  check_numbers("KVCache", "batch_size * num_kv_heads * max_length * value_dim",
+                {o.batch_size(), o.num_kv_heads(), o.max_length(), value_width(o)});
   TORCH_CHECK_TYPE(at::isFloatingType(o.dtype()), "KVCache: expected a floating dtype, but got ", o.dtype());
 }
 
@@ -31,8 +35,9 @@ at::Tensor allocate(at::IntArrayRef shape, at::ScalarType dtype, at::Device devi
 
 KVCache::KVCache(const KVCacheOptions& options) : options_(options) {
   check_cache_options(options_);
-  const at::DimVector shape{options_.batch_size(), options_.num_kv_heads(), options_.max_length(), options_.head_dim()};
+  at::DimVector shape{options_.batch_size(), options_.num_kv_heads(), options_.max_length(), options_.head_dim()};
   keys_ = allocate(shape, options_.dtype(), options_.device());
+  shape[3] = value_width(options_);
   values_ = allocate(shape, options_.dtype(), options_.device());
 }
 
@@ -49,8 +54,8 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
   check_dense("KVCache", "k", k);
   TORCH_CHECK_VALUE(k.dim() == 4, "KVCache: expected k of shape (batch, heads, tokens, head_dim), but got ", k.sizes());
   const int64_t tokens = k.size(2);
-  check(k, "k", tokens);
-  check(v, "v", tokens);
+  check(k, "k", tokens, options_.head_dim());
+  check(v, "v", tokens, value_width(options_));
   check_state(call.token_state(), tokens);
   if (call.positions()) {
     check_positions(*call.positions(), tokens);
@@ -114,8 +119,8 @@ void KVCache::for_stored(Visit&& visit) {
   }
 }
 
-void KVCache::check(const at::Tensor& x, const char* name, int64_t tokens) const {
-  const at::DimVector shape{options_.batch_size(), options_.num_kv_heads(), tokens, options_.head_dim()};
+void KVCache::check(const at::Tensor& x, const char* name, int64_t tokens, int64_t width) const {
+  const at::DimVector shape{options_.batch_size(), options_.num_kv_heads(), tokens, width};
   check_dense("KVCache", name, x);
   TORCH_CHECK_VALUE(x.sizes() == shape, "KVCache: expected ", name, " of shape ", at::IntArrayRef(shape), ", but got ",
                     x.sizes());
@@ -135,7 +140,7 @@ void KVCache::check_state(const TokenState& state, int64_t tokens) const {
   for (const auto& [name, x] : state) {
     complete(name, false);
     if (x.dim() == 4) {
-      check(x, name.c_str(), tokens);
+      check(x, name.c_str(), tokens, options_.head_dim());
     } else {
       check_per_head(x, name.c_str(), tokens);
     }

@@ -98,6 +98,21 @@ TEST(KVCache, ACopyHoldsTheSameAndGoesOnAlone) {
   EXPECT_EQ(twin.length(), 7);
 }
 
+TEST(KVCache, ValuesMayHaveAnotherWidthThanKeys) {
+  KVCache cache(KVCacheOptions(2, kHeads, kRoom, 192).value_dim(128));
+  const auto k = torch::randn({2, kHeads, 3, 192}), v = torch::randn({2, kHeads, 3, 128});
+  cache.append(k, v, k);
+  const auto [keys, values] = cache.append(k, v, k);
+  EXPECT_TRUE(torch::equal(keys, torch::cat({k, k}, 2)));
+  EXPECT_TRUE(torch::equal(values, torch::cat({v, v}, 2)));
+  expect_error([&] { cache.append(k, k, k); }, "KVCache: expected v of shape [2, 2, 3, 128], but got [2, 2, 3, 192]");
+  expect_error([&] { cache.append(k, v, v); }, "KVCache: expected gate_key of shape [2, 2, 3, 192]");
+  expect_error([] { KVCache(KVCacheOptions(1, 1, 1, 1).value_dim(0)); },
+               "KVCache: expected value_dim to be at least 1, but got 0");
+  expect_error([] { KVCache(KVCacheOptions(1 << 16, 1 << 16, 1 << 16, 1).value_dim(2)); },
+               "batch_size * num_kv_heads * max_length * ");
+}
+
 TEST(KVCache, LeftOutPositionsFollowTheLargestOfEachRow) {
   const auto k = torch::randn({2, kHeads, 2, kWidth}), one = k.narrow(2, 0, 1);
   KVCache cache(KVCacheOptions(2, kHeads, kRoom, kWidth));

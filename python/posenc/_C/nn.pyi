@@ -115,6 +115,7 @@ class KVCache(metaclass=_PybindType):
         max_length: int,
         head_dim: int,
         *,
+        value_dim: int | None = None,
         dtype: dtype = ...,
         device: device | str = ...,
     ) -> None: ...

@@ -24,7 +24,8 @@ class KVCache:
         batch_size: B.
         num_kv_heads: G.
         max_length: Tokens that fit.
-        head_dim: D, of keys and values.
+        head_dim: D, the width of keys.
+        value_dim: Dv, the width of values, where it is another (multi-head latent attention); None: ``head_dim``.
         dtype: Of keys and values.
         device: Where they are; None: torch's default device.
 
@@ -47,6 +48,7 @@ class KVCache:
         max_length: int,
         head_dim: int,
         *,
+        value_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
@@ -56,23 +58,26 @@ class KVCache:
             "max_length": max_length,
             "head_dim": head_dim,
         }
-        for name, value in sizes.items():
+        values = {**sizes, "value_dim": head_dim if value_dim is None else value_dim}
+        for name, value in values.items():
             if value < 1:
                 raise ValueError(f"KVCache: expected {name} to be at least 1, but got {value}")
-        if math.prod(sizes.values()) > 2**46:
-            raise ValueError(
-                f"KVCache: expected {' * '.join(sizes)} to be at most {2**46}, but got {list(sizes.values())}"
-            )
+        del values["head_dim"]
+        for factors in (sizes, values):
+            if math.prod(factors.values()) > 2**46:
+                raise ValueError(
+                    f"KVCache: expected {' * '.join(factors)} to be at most {2**46}, but got {list(factors.values())}"
+                )
         if not dtype.is_floating_point:
             raise TypeError(f"KVCache: expected a floating dtype, but got {dtype}")
         self.batch_size = batch_size
         self.num_kv_heads = num_kv_heads
         self.max_length = max_length
         self.head_dim = head_dim
+        self.value_dim = values["value_dim"]
         self._length = 0
-        shape = (batch_size, num_kv_heads, max_length, head_dim)
-        self._keys = _allocate(shape, dtype, device)
-        self._values = _allocate(shape, dtype, device)
+        self._keys = _allocate((batch_size, num_kv_heads, max_length, head_dim), dtype, device)
+        self._values = _allocate((batch_size, num_kv_heads, max_length, self.value_dim), dtype, device)
         self._token_state: dict[str, Tensor] = {}
         self._positions: Tensor | None = None
         self._first_of_several_axes: int | None = None  # the first token whose positions had several axes
@@ -99,7 +104,7 @@ class KVCache:
 
     @property
     def values(self) -> Tensor:
-        """View (B, G, length, D)."""
+        """View (B, G, length, Dv)."""
         return self._held(self._values)
 
     @property
@@ -148,11 +153,11 @@ class KVCache:
     def append(
         self, k: Tensor, v: Tensor, *, positions: Tensor | None = None, **state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Stores new tokens and returns the keys and values of all so far, views (B, G, length, D).
+        """Stores new tokens and returns the keys (B, G, length, D) and values (B, G, length, Dv) of all so far, views.
 
         Args:
             k: (B, G, T, D), of the cache's dtype and on its device.
-            v: The same.
+            v: The same, (B, G, T, Dv).
             positions: (T) or (B, T), integer or floating. None: :meth:`next_positions`. (A, B, T), over several axes,
                 is not stored, but later tokens then need positions too.
             **state: Per-token state of score encodings by name, such as ``gate_key`` of CoPE and ``log_decay`` of
@@ -168,8 +173,8 @@ class KVCache:
         if k.dim() != 4:
             raise ValueError(f"KVCache: expected k of shape (batch, heads, tokens, head_dim), but got {list(k.shape)}")
         tokens = k.shape[2]
-        self._check(k, "k", tokens)
-        self._check(v, "v", tokens)
+        self._check(k, "k", tokens, self.head_dim)
+        self._check(v, "v", tokens, self.value_dim)
         new = {name: x for name, x in state.items() if x is not None}
         for name in {**self._token_state, **new}:
             self._check_complete(name, name in new)
@@ -273,15 +278,15 @@ class KVCache:
 
     def __repr__(self) -> str:
         return (
-            f"KVCache({self.batch_size}, {self.num_kv_heads}, {self.max_length}, {self.head_dim}, dtype={self.dtype}, "
-            f"device={str(self.device)!r}, length={self._length})"
+            f"KVCache({self.batch_size}, {self.num_kv_heads}, {self.max_length}, {self.head_dim}, "
+            f"value_dim={self.value_dim}, dtype={self.dtype}, device={str(self.device)!r}, length={self._length})"
         )
 
     # Checks that the C++ cache has too. Compiled graphs need them in Python: a pybind call would break the graph.
 
-    def _check(self, x: Tensor, name: str, tokens: int) -> None:
+    def _check(self, x: Tensor, name: str, tokens: int, width: int) -> None:
         check_dense("KVCache", name, x)
-        shape = (self.batch_size, self.num_kv_heads, tokens, self.head_dim)
+        shape = (self.batch_size, self.num_kv_heads, tokens, width)
         if x.shape != shape:
             raise ValueError(f"KVCache: expected {name} of shape {list(shape)}, but got {list(x.shape)}")
         if x.dtype != self.dtype:
@@ -290,7 +295,7 @@ class KVCache:
 
     def _check_state(self, x: Tensor, name: str, tokens: int) -> None:
         if x.dim() == 4:
-            self._check(x, name, tokens)
+            self._check(x, name, tokens, self.head_dim)
             return
         stored = self._token_state.get(name) if self._length > 0 else None
         heads = "heads" if stored is None else stored.shape[1]

@@ -330,13 +330,34 @@ def test_what_does_not_fit_is_refused_and_nothing_is_stored(namespace, case):
 
 
 @in_both_languages
-@pytest.mark.parametrize("index", range(4))
-def test_sizes_must_be_positive(namespace, index):
-    sizes = [2, 2, 2, 2]
-    sizes[index] = 0
-    name = ("batch_size", "num_kv_heads", "max_length", "head_dim")[index]
+@pytest.mark.parametrize("name", ["batch_size", "num_kv_heads", "max_length", "head_dim", "value_dim"])
+def test_sizes_must_be_positive(namespace, name):
+    sizes = dict.fromkeys(("batch_size", "num_kv_heads", "max_length", "head_dim"), 2)
     with pytest.raises(ValueError, match=f"KVCache: expected {name} to be at least 1, but got 0"):
-        namespace.KVCache(*sizes)
+        namespace.KVCache(**{**sizes, name: 0})
+
+
+@in_both_languages
+def test_values_may_have_another_width_than_keys(namespace):
+    """As in multi-head latent attention; gate keys are as wide as keys."""
+    cache = namespace.KVCache(2, 3, 8, 192, value_dim=128)
+    k, v = torch.randn(2, 3, 5, 192), torch.randn(2, 3, 5, 128)
+    for part in (slice(0, 3), slice(3, 5)):
+        keys, values = cache.append(k[:, :, part], v[:, :, part], gate_key=-k[:, :, part])
+    assert_bits(keys, k)
+    assert_bits(values, v)
+    assert_bits(cache.values, v)
+    assert_bits(cache.gate_keys, -k)
+    one = {"k": k[:, :, :1], "v": v[:, :, :1], "gate_key": k[:, :, :1]}
+    for name in one:
+        wrong = {**one, name: one["k" if name == "v" else "v"]}
+        shapes = (r"\[2, 3, 1, 128\]", r"\[2, 3, 1, 192\]")
+        expected, actual = shapes if name == "v" else reversed(shapes)
+        with pytest.raises(ValueError, match=f"KVCache: expected {name} of shape {expected}, but got {actual}"):
+            cache.append(wrong.pop("k"), wrong.pop("v"), **wrong)
+    assert cache.length == 5
+    cache.reorder(torch.tensor([1, 1]))
+    assert_bits(cache.copy().values, v[[1, 1]])
 
 
 @in_both_languages
@@ -396,7 +417,8 @@ def test_attributes_and_repr_say_what_it_is():
     assert (cache.batch_size, cache.num_kv_heads, cache.max_length, cache.head_dim) == (BATCH, HEADS, ROOM, WIDTH)
     assert cache.dtype == torch.bfloat16
     assert cache.device == torch.device("cpu")
-    assert repr(cache) == "KVCache(2, 3, 10, 4, dtype=torch.bfloat16, device='cpu', length=0)"
+    assert cache.value_dim == WIDTH
+    assert repr(cache) == "KVCache(2, 3, 10, 4, value_dim=4, dtype=torch.bfloat16, device='cpu', length=0)"
 
 
 def test_default_device_is_taken_and_an_explicit_one_wins():

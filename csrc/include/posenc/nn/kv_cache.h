@@ -25,6 +25,7 @@ struct KVCacheOptions {
     visit("num_kv_heads", self.num_kv_heads(), at_least(1));
     visit("max_length", self.max_length(), at_least(1));
     visit("head_dim", self.head_dim(), at_least(1));
+    visit("value_dim", self.value_dim(), at_least(1));
     visit("dtype", self.dtype());
     visit("device", self.device());
   }
@@ -35,8 +36,10 @@ struct KVCacheOptions {
   TORCH_ARG(int64_t, num_kv_heads);
   /// Tokens that fit.
   TORCH_ARG(int64_t, max_length);
-  /// D, of keys and values.
+  /// D, the width of keys.
   TORCH_ARG(int64_t, head_dim);
+  /// Dv, the width of values, where it is another (multi-head latent attention); absent: head_dim.
+  TORCH_ARG(std::optional<int64_t>, value_dim) = std::nullopt;
   TORCH_ARG(at::ScalarType, dtype) = at::kFloat;
   TORCH_ARG(at::Device, device) = at::kCPU;
 };
@@ -68,8 +71,8 @@ class POSENC_API KVCache {
   KVCache(KVCache&&) = default;
   KVCache& operator=(KVCache&&) = default;
 
-  /// Stores new tokens and returns the keys and values of all so far, views (B, G, length(), D). k and v (B, G, T, D),
-  /// of the cache's dtype and on its device.
+  /// Stores new tokens and returns the keys (B, G, length(), D) and values (B, G, length(), Dv) of all so far, views.
+  /// k (B, G, T, D) and v (B, G, T, Dv), of the cache's dtype and on its device.
   ///
   /// Raises, before anything is stored: c10::ValueError for shapes, devices and more tokens than fit, c10::TypeError
   /// for dtypes, c10::Error where a tensor requires a gradient while gradients are recorded.
@@ -84,7 +87,7 @@ class POSENC_API KVCache {
   int64_t length() const { return length_; }
   /// View (B, G, length(), D).
   at::Tensor keys() const { return held(keys_); }
-  /// View (B, G, length(), D).
+  /// View (B, G, length(), Dv).
   at::Tensor values() const { return held(values_); }
   /// The state of all tokens so far, by name: views whose axis 2 has length() entries.
   TokenState token_state() const;
@@ -138,7 +141,7 @@ class POSENC_API KVCache {
   template <typename Visit>
   void for_stored(Visit&& visit);
   std::optional<at::Tensor> state_of(const char* name) const;
-  void check(const at::Tensor& x, const char* name, int64_t tokens) const;
+  void check(const at::Tensor& x, const char* name, int64_t tokens, int64_t width) const;
   void check_state(const TokenState& state, int64_t tokens) const;
   void check_per_head(const at::Tensor& x, const char* name, int64_t tokens) const;
   void check_place(const at::Tensor& x, const char* name) const;
@@ -148,7 +151,7 @@ class POSENC_API KVCache {
 
   KVCacheOptions options_;
   int64_t length_ = 0;
-  /// (B, G, max_length, D).
+  /// (B, G, max_length, D or Dv).
   at::Tensor keys_, values_;
   /// With max_length entries on axis 2.
   TokenState token_state_;
