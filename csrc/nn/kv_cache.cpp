@@ -2,11 +2,16 @@
 
 #include "common/checks.h"
 #include "nn/describe.h"
+#include "nn/rotary_call.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace posenc::nn {
 namespace {
@@ -84,6 +89,32 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
   return {keys(), values()};
 }
 
+void KVCache::evict(int64_t start, int64_t count, RotaryEncoding* rotary) {
+  check_eviction(start, count, rotary);
+  const at::NoGradGuard no_grad;
+  const int64_t length = length_ - count;
+  const auto gate_key = token_state_.find("gate_key");
+  const auto rotated = [&](const at::Tensor& stored) {
+    return stored.is_same(keys_) || (gate_key != token_state_.end() && stored.is_same(gate_key->second));
+  };
+  std::vector<std::pair<at::Tensor, at::Tensor>> moves;
+  for_stored([&](const at::Tensor& stored) {
+    const at::Tensor later = held(stored, start + count, length_), place = held(stored, start, length);
+    if (stored.is_same(positions_)) {
+      moves.emplace_back(place, later - count);
+    } else {
+      moves.emplace_back(place, rotary != nullptr && rotated(stored) ? rotary->shift(later, -count) : later.clone());
+    }
+  });
+  for (const auto& [place, moved] : moves) {
+    place.copy_(moved);
+  }
+  if (first_of_several_axes_ && *first_of_several_axes_ > start) {
+    first_of_several_axes_ = std::max(start, *first_of_several_axes_ - count);
+  }
+  shorten(length);
+}
+
 void KVCache::reorder(const at::Tensor& index) {
   check_index(index);
   for_stored([&](const at::Tensor& stored) { held(stored).copy_(held(stored).index_select(0, index)); });
@@ -103,8 +134,8 @@ void KVCache::renew() {
   });
 }
 
-at::Tensor KVCache::held(const at::Tensor& stored) const {
-  return stored.narrow(stored.dim() == 2 ? 1 : 2, 0, length_);
+at::Tensor KVCache::held(const at::Tensor& stored, int64_t start, int64_t end) const {
+  return stored.narrow(stored.dim() == 2 ? 1 : 2, start, end - start);
 }
 
 template <typename Visit>
@@ -182,6 +213,15 @@ void KVCache::check_positions(const at::Tensor& positions, int64_t tokens) const
                    "KVCache: expected positions of an integer or floating dtype, but got ", dtype);
   TORCH_CHECK_VALUE(positions.device() == keys_.device(), "KVCache: expected positions on the cache's device ",
                     keys_.device(), ", but got ", positions.device());
+}
+
+void KVCache::check_eviction(int64_t start, int64_t count, const RotaryEncoding* rotary) const {
+  TORCH_CHECK_VALUE(start >= 0 && count >= 0 && count <= length_ - start,
+                    "KVCache: expected to evict tokens from 0 to ", length_, ", but got start ", start, " and count ",
+                    count);
+  TORCH_CHECK_VALUE(rotary == nullptr || !rotary->position_axes(),
+                    "KVCache: expected rotary to have positions on one axis, but got ", name_of(*rotary), " with ",
+                    *rotary->position_axes());
 }
 
 void KVCache::check_index(const at::Tensor& index) const {
@@ -270,11 +310,15 @@ void KVCache::crop(int64_t length) {
   const int64_t kept = length >= 0 ? length : length_ + length;
   TORCH_CHECK_VALUE(kept >= 0 && kept <= length_, "KVCache: expected to crop to a length from 0 to ", length_,
                     ", or by one from -", length_, ", but got ", length);
-  length_ = kept;
-  if (first_of_several_axes_ && *first_of_several_axes_ >= kept) {
+  shorten(kept);
+}
+
+void KVCache::shorten(int64_t length) {
+  length_ = length;
+  if (first_of_several_axes_ && *first_of_several_axes_ >= length) {
     first_of_several_axes_.reset();
   }
-  if (kept == 0) {
+  if (length == 0) {
     token_state_.clear();
     positions_.reset();
   }

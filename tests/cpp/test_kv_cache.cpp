@@ -159,4 +159,79 @@ TEST(KVCache, ALayerGoesOnAfterThePositionsOfThePrompt) {
   EXPECT_TRUE(torch::allclose(y, whole.narrow(1, 4, 2), 1e-5, 1e-6));
 }
 
+/// A layer's cache after an eviction of tokens 4 to 6 of 10, and one that was filled with what is kept.
+template <typename... Modules>
+void expect_evicted(RotaryEncoding* rotary, const Modules&... encodings) {
+  torch::manual_seed(1);
+  constexpr int64_t embed_dim = 32, heads = 4, head_dim = 8;
+  Attention attention(AttentionOptions(embed_dim, heads).num_kv_heads(kHeads).with(encodings...));
+  attention->to(torch::kDouble);
+  const torch::NoGradGuard no_grad;
+  const auto x = torch::randn({2, 11, embed_dim}, torch::kDouble);
+  KVCache cache(KVCacheOptions(2, kHeads, 11, head_dim).dtype(torch::kDouble));
+  auto anew = cache.copy();
+  const auto fill = [&](KVCache& each, const at::Tensor& part) {
+    return attention->forward(part, AttentionForwardOptions().cache(&each));
+  };
+  fill(cache, x.narrow(1, 0, 10));
+  cache.evict(4, 3, rotary);
+  fill(anew, torch::cat({x.narrow(1, 0, 4), x.narrow(1, 7, 3)}, 1));
+  const auto close = [](const at::Tensor& a, const at::Tensor& b) { return torch::allclose(a, b, 1e-12, 1e-12); };
+  EXPECT_EQ(cache.length(), 7);
+  EXPECT_TRUE(close(cache.keys(), anew.keys()));
+  EXPECT_TRUE(close(cache.values(), anew.values()));
+  for (const auto& [name, state] : anew.token_state()) {
+    EXPECT_TRUE(close(cache.token_state().at(name), state)) << name;
+  }
+  const auto last = x.narrow(1, 10, 1);
+  EXPECT_TRUE(close(fill(cache, last), fill(anew, last)));
+}
+
+TEST(KVCache, AfterAnEvictionItEqualsOneFilledWithWhatIsKept) {
+  Rotary plain(8), part(RotaryOptions(8).rotary_dim(4).interleaved(true));
+  Rotary yarn(RotaryOptions(8).scaling(posenc::scaling::Yarn(4.0, 4)));
+  XPos xpos(XPosOptions(8).scale_base(8.0).centre(3.0));
+  expect_evicted(plain.get(), plain);
+  expect_evicted(part.get(), part);
+  expect_evicted(yarn.get(), yarn);
+  expect_evicted(xpos.get(), xpos);
+  expect_evicted(plain.get(), plain, CoPE(CoPEOptions(8, 5).gate(CoPEGate::kKey)));
+  expect_evicted(plain.get(), plain, ForgettingBias(32, 4));
+  expect_evicted(nullptr, ALiBi(4));
+}
+
+TEST(KVCache, PositionsMoveUpWhereTokensAreEvicted) {
+  KVCache cache(KVCacheOptions(1, 1, 5, kWidth));
+  const auto k = torch::randn({1, 1, 5, kWidth});
+  cache.append(k, k, std::nullopt, torch::tensor({3, 9, 4, 12, 15}, torch::kLong));
+  cache.evict(1, 2);
+  EXPECT_TRUE(torch::equal(cache.positions().value(), torch::tensor({{3, 10, 13}}, torch::kLong)));
+  EXPECT_TRUE(torch::equal(cache.keys(), k.index_select(2, torch::tensor({0, 3, 4}, torch::kLong))));
+  cache.evict(0, 3);
+  EXPECT_EQ(cache.length(), 0);
+  EXPECT_FALSE(cache.positions().has_value());
+}
+
+TEST(KVCache, WhatCannotBeEvictedIsRefusedAndNothingChanges) {
+  const Tokens tokens(6);
+  auto cache = filled(tokens);
+  expect_error([&] { cache.evict(5, 2); },
+               "KVCache: expected to evict tokens from 0 to 6, but got start 5 and count 2");
+  expect_error([&] { cache.evict(-1, 2); }, "but got start -1 and count 2");
+  expect_error([&] { cache.evict(2, -1); }, "but got start 2 and count -1");
+  expect_error([&] { cache.evict(1, 1, AxialRotary(kWidth).get()); },
+               "KVCache: expected rotary to have positions on one axis, but got posenc::nn::AxialRotaryImpl with 2");
+  expect_error([&] { cache.evict(1, 1, Rotary(2 * kWidth).get()); }, "Rotary: expected key of shape");
+  expect_error(
+      [&] {
+        const auto dynamic = RotaryOptions(kWidth).scaling(posenc::scaling::DynamicNTK(2.0, 16));
+        cache.evict(1, 1, Rotary(dynamic).get());
+      },
+      "Rotary: expected seq_len, one length for all calls, to shift keys whose scaling depends on the length");
+  expect_error<c10::NotImplementedError>(
+      [&] { MultimodalRotary(MultimodalRotaryOptions(4, {1, 0, 1}))->shift(tokens.k, 1); },
+      "MultimodalRotaryImpl: keys that it has rotated cannot be shifted");
+  expect_content(cache, tokens, same);
+}
+
 }  // namespace

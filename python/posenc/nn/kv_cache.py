@@ -5,12 +5,14 @@ import torch
 from torch import Tensor
 
 from posenc.nn.base import check_dense
+from posenc.nn.cache_checks import CacheChecks
 from posenc.nn.options import plain_numbers
+from posenc.nn.rotary import RotaryEncoding
 
 _Snapshot = tuple[int, dict[str, Tensor], Tensor | None, int | None]
 
 
-class KVCache:
+class KVCache(CacheChecks):
     """Keys and values of the tokens that one attention layer has seen, for decoding.
 
     Memory is allocated once; :meth:`append` returns views of it, which later calls extend or overwrite. The cache is
@@ -86,16 +88,6 @@ class KVCache:
     def length(self) -> int:
         """Tokens stored."""
         return self._length
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of keys and values."""
-        return self._keys.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where keys and values are."""
-        return self._keys.device
 
     @property
     def keys(self) -> Tensor:
@@ -222,11 +214,51 @@ class KVCache:
                 f"KVCache: expected to crop to a length from 0 to {self._length}, or by one from -{self._length}, but "
                 f"got {length}"
             )
-        self._length = kept
-        if self._first_of_several_axes is not None and self._first_of_several_axes >= kept:
-            self._first_of_several_axes = None
-        if kept == 0:
-            self._token_state, self._positions = {}, None
+        self._shorten(kept)
+
+    def evict(self, start: int, count: int, rotary: RotaryEncoding | None = None) -> None:
+        """Forgets ``count`` tokens from token ``start`` on; later ones move up (StreamingLLM, arXiv 2309.17453).
+
+        The cache is then as if it had been filled with the remaining tokens alone, each at its new place: stored
+        positions of those that move fall by ``count``, and ``rotary`` turns their keys, and gate keys, back by as much.
+        In float16 and bfloat16 each eviction rounds these keys anew.
+
+        Args:
+            start: The first token to forget.
+            count: How many.
+            rotary: The encoding that rotated the keys, one whose positions have one axis. None: keys stay as they are,
+                which suits layers without rotary encodings, and those that cache unrotated keys (ReRoPE, SelfExtend).
+
+        Raises:
+            ValueError: The tokens are not all in the cache, or the positions of ``rotary`` have several axes.
+            TypeError: ``start`` or ``count`` is no int, or ``rotary`` no rotary encoding.
+            NotImplementedError: ``rotary`` has no :meth:`RotaryEncoding.shift`. Nothing is changed in all these cases.
+
+        Example:
+            >>> cache = posenc.nn.KVCache(1, 2, 8, 4)
+            >>> k = torch.randn(1, 2, 8, 4)
+            >>> _ = cache.append(k, k)
+            >>> cache.evict(4, 3, posenc.nn.Rotary(4))  # keeps tokens 0 to 3 and the last
+            >>> cache.length
+            5
+        """
+        self._check_eviction(start, count, rotary)
+        length, gate_key = self._length - count, self._token_state.get("gate_key")
+        with torch.no_grad():
+            moves = []
+            for stored in self._stored():
+                later, place = self._held(stored, start + count, self._length), self._held(stored, start, length)
+                if stored is self._positions:
+                    moves.append((place, later - count))
+                elif rotary is not None and (stored is self._keys or stored is gate_key):
+                    moves.append((place, rotary.shift(later, -count)))
+                else:
+                    moves.append((place, later.clone()))
+            for place, moved in moves:
+                place.copy_(moved)
+        if self._first_of_several_axes is not None and self._first_of_several_axes > start:
+            self._first_of_several_axes = max(start, self._first_of_several_axes - count)
+        self._shorten(length)
 
     def reorder(self, index: Tensor) -> None:
         """Row b becomes what row ``index[b]`` was: keys, values, token state and positions, as beam search needs.
@@ -254,9 +286,17 @@ class KVCache:
         positions = [] if self._positions is None else [self._positions]
         return [self._keys, self._values, *self._token_state.values(), *positions]
 
-    def _held(self, stored: Tensor) -> Tensor:
-        """The part of memory that holds tokens."""
-        return stored[:, : self._length] if stored.dim() == 2 else stored[:, :, : self._length]
+    def _held(self, stored: Tensor, start: int = 0, end: int | None = None) -> Tensor:
+        """The part of memory that holds tokens ``start`` to ``end``."""
+        part = slice(start, self._length if end is None else end)
+        return stored[:, part] if stored.dim() == 2 else stored[:, :, part]
+
+    def _shorten(self, length: int) -> None:
+        self._length = length
+        if self._first_of_several_axes is not None and self._first_of_several_axes >= length:
+            self._first_of_several_axes = None
+        if length == 0:
+            self._token_state, self._positions = {}, None
 
     def _renew(self) -> None:
         """Moves the tokens to new memory."""
@@ -281,85 +321,6 @@ class KVCache:
             f"KVCache({self.batch_size}, {self.num_kv_heads}, {self.max_length}, {self.head_dim}, "
             f"value_dim={self.value_dim}, dtype={self.dtype}, device={str(self.device)!r}, length={self._length})"
         )
-
-    # Checks that the C++ cache has too. Compiled graphs need them in Python: a pybind call would break the graph.
-
-    def _check(self, x: Tensor, name: str, tokens: int, width: int) -> None:
-        check_dense("KVCache", name, x)
-        shape = (self.batch_size, self.num_kv_heads, tokens, width)
-        if x.shape != shape:
-            raise ValueError(f"KVCache: expected {name} of shape {list(shape)}, but got {list(x.shape)}")
-        if x.dtype != self.dtype:
-            raise TypeError(f"KVCache: expected {name} of the cache's dtype {self.dtype}, but got {x.dtype}")
-        self._check_place(x, name)
-
-    def _check_state(self, x: Tensor, name: str, tokens: int) -> None:
-        if x.dim() == 4:
-            self._check(x, name, tokens, self.head_dim)
-            return
-        stored = self._token_state.get(name) if self._length > 0 else None
-        heads = "heads" if stored is None else stored.shape[1]
-        fits = x.dim() == 3 and x.shape[0] == self.batch_size and x.shape[2] == tokens
-        if not fits or (stored is not None and x.shape[1] != heads):
-            raise ValueError(
-                f"KVCache: expected {name} of shape ({self.batch_size}, {heads}, {tokens}), but got {list(x.shape)}"
-            )
-        # They may be summed over all tokens.
-        dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        if x.dtype != dtype:
-            raise TypeError(f"KVCache: expected {name} to be {dtype} in a cache of {self.dtype}, but got {x.dtype}")
-        self._check_place(x, name)
-
-    def _check_complete(self, name: str, given: bool) -> None:
-        stored = name in self._token_state
-        if self._length > 0 and given != stored:
-            came = "with" if stored else "without"
-            raise ValueError(f"KVCache: expected {name} with every token or with none, but the cached ones came {came}")
-
-    def _check_place(self, x: Tensor, name: str) -> None:
-        if x.device != self.device:
-            raise ValueError(f"KVCache: expected {name} on the cache's device {self.device}, but got {x.device}")
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise RuntimeError(
-                f"KVCache: a cache is for inference and passes no gradient on, but {name} requires one: call within "
-                "torch.no_grad(), or detach it"
-            )
-
-    def _check_positions(self, positions: Tensor, tokens: int) -> None:
-        shape = tuple(positions.shape)
-        rows = (1, self.batch_size)
-        if shape[-1:] != (tokens,) or len(shape) > 3 or (len(shape) > 1 and shape[-2] not in rows):
-            raise ValueError(
-                f"KVCache: expected positions of shape ({tokens}) or ({self.batch_size}, {tokens}), or over several "
-                f"axes (axes, {self.batch_size}, {tokens}), but got {list(shape)}"
-            )
-        one = self._positions is not None
-        if self._length > 0 and (one if len(shape) == 3 else self._first_of_several_axes is not None):
-            raise ValueError(
-                f"KVCache: expected positions with {'one axis' if one else 'several axes'}, as cached ones have, but "
-                f"got {list(shape)}"
-            )
-        if positions.dtype == torch.bool or positions.dtype.is_complex:
-            raise TypeError(f"KVCache: expected positions of an integer or floating dtype, but got {positions.dtype}")
-        if positions.device != self.device:
-            raise ValueError(
-                f"KVCache: expected positions on the cache's device {self.device}, but got {positions.device}"
-            )
-
-    def _check_index(self, index: Tensor) -> None:
-        if index.shape != (self.batch_size,):
-            raise ValueError(
-                f"KVCache: expected index of shape [{self.batch_size}], a row for each, but got {list(index.shape)}"
-            )
-        if index.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"KVCache: expected index to be int64 or int32, but got {index.dtype}")
-        if index.device != self.device:
-            raise ValueError(f"KVCache: expected index on the cache's device {self.device}, but got {index.device}")
-        if index.is_meta:
-            return
-        for row in index.tolist():
-            if not 0 <= row < self.batch_size:
-                raise ValueError(f"KVCache: expected index to name rows from 0 to {self.batch_size - 1}, but got {row}")
 
     def _store_positions(self, positions: Tensor | None, start: int, end: int) -> None:
         if positions is None or start == end:

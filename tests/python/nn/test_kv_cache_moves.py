@@ -154,3 +154,156 @@ def test_an_empty_cache_is_copied(namespace):
     twin, new = filled(namespace).copy(), tokens(2)
     append(twin, new)
     assert_content(twin, new)
+
+
+EMBED_DIM, QUERY_HEADS, HEAD_DIM, LENGTH = 32, 4, 8, 12
+
+
+def rotary(**options):
+    return lambda nn: [nn.Rotary(HEAD_DIM, **options)]
+
+
+# Encodings of a layer, the first of which rotates its keys where the name has no "alone".
+EVICTIONS = {
+    "rotary": rotary(),
+    "yarn": rotary(scaling=posenc.scaling.Yarn(4.0, 4)),
+    "interleaved": rotary(interleaved=True),
+    "partial": rotary(rotary_dim=4),
+    "one length": rotary(scaling=posenc.scaling.DynamicNTK(2.0, 4), seq_len=32),
+    "learnable": rotary(learnable=True),
+    "xpos": lambda nn: [nn.XPos(HEAD_DIM, scale_base=8.0, centre=3.0)],
+    "rotary alibi": lambda nn: [nn.Rotary(HEAD_DIM), nn.ALiBi(QUERY_HEADS)],
+    "rotary gate keys": lambda nn: [nn.Rotary(HEAD_DIM), nn.CoPE(HEAD_DIM, 5, gate="key")],
+    "rotary decays": lambda nn: [nn.Rotary(HEAD_DIM), nn.ForgettingBias(EMBED_DIM, QUERY_HEADS)],
+    "nope alone": lambda nn: [],
+    "alibi alone": lambda nn: [nn.ALiBi(QUERY_HEADS)],
+    "rerope alone": lambda nn: [nn.ReRoPE(HEAD_DIM, 3)],
+}
+
+
+def layer_and_rotary(case, namespace, dtype):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        encodings = EVICTIONS[case](namespace)
+        layer = namespace.Attention(EMBED_DIM, QUERY_HEADS, num_kv_heads=HEADS, encodings=encodings)
+    layer.to(dtype)
+    return layer, None if "alone" in case else encodings[0]
+
+
+def layer_cache(namespace, dtype):
+    return namespace.KVCache(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=dtype)
+
+
+@in_both_languages
+@pytest.mark.parametrize("placed", [False, True], ids=["counted", "positions"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize("case", EVICTIONS)
+def test_after_an_eviction_the_cache_equals_one_filled_with_what_is_kept(case, dtype, tolerance, placed, namespace):
+    """StreamingLLM: the first 4 tokens and the last ones are kept."""
+    layer, rope = layer_and_rotary(case, namespace, dtype)
+    x = torch.randn(BATCH, LENGTH, EMBED_DIM, dtype=dtype)
+    kept = [0, 1, 2, 3, 7, 8, 9]
+    places = torch.arange(7) + torch.tensor([[0], [5], [9]]) if placed else None
+    full = None if places is None else torch.arange(10) + places[:, :1]
+    cache, anew = layer_cache(namespace, dtype), layer_cache(namespace, dtype)
+    with torch.no_grad():
+        layer.forward(x[:, :10], positions=full, cache=cache)
+        memory = cache.keys.data_ptr()
+        cache.evict(4, 3, rope)
+        layer.forward(x[:, kept], positions=places, cache=anew)
+        assert cache.length == 7
+        assert cache.keys.data_ptr() == memory
+        for name, expected in content(anew).items():
+            torch.testing.assert_close(content(cache)[name], expected, rtol=tolerance, atol=tolerance)
+        for step in (slice(10, 11), slice(11, 12)):
+            y, expected = (layer.forward(x[:, step], cache=each) for each in (cache, anew))
+            torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_keys_evicted_while_gradients_are_recorded_join_no_graph():
+    layer, rope = layer_and_rotary("learnable", posenc.nn, torch.float32)
+    cache = layer_cache(posenc.nn, torch.float32)
+    with torch.no_grad():
+        layer(torch.randn(BATCH, 6, EMBED_DIM), cache=cache)
+    cache.evict(0, 2, rope)
+    assert not cache.keys.requires_grad
+
+
+@in_both_languages
+def test_tokens_at_either_end_and_none_and_all_can_be_evicted(namespace):
+    new = tokens(6)
+    for start, count in ((0, 2), (4, 2), (3, 0), (6, 0), (0, 6)):
+        cache = filled(namespace, new)
+        cache.evict(start, count)
+        if count == 6:
+            assert cache.length == 0
+            assert cache.positions is None
+            assert cache.log_decay is None
+            continue
+        kept = [i for i in range(6) if not start <= i < start + count]
+        expected = {name: x[:, kept] if name == "positions" else x[:, :, kept] for name, x in new.items()}
+        expected["positions"] = torch.cat(
+            [new["positions"][:, :start], new["positions"][:, start + count :] - count], dim=1
+        )
+        assert_content(cache, expected)
+
+
+@in_both_languages
+def test_floating_positions_move_up(namespace):
+    cache, k = namespace.KVCache(1, 1, 6, 4), torch.randn(1, 1, 4, 4)
+    cache.append(k, k, positions=torch.tensor([0.5, 1.5, 2.5, 3.5]))
+    cache.evict(1, 2)
+    assert cache.positions.tolist() == [[0.5, 1.5]]
+
+
+@in_both_languages
+def test_tokens_with_positions_of_several_axes_are_known_to_have_moved(namespace):
+    def filled_cache():
+        cache, k = namespace.KVCache(1, 1, 8, 4), torch.randn(1, 1, 3, 4)
+        cache.append(k, k)
+        cache.append(k, k, positions=torch.zeros(2, 1, 3))
+        return cache
+
+    for start, count, cropped, known in ((0, 2, 2, False), (0, 2, 1, True), (2, 3, 3, False), (3, 3, 3, True)):
+        cache = filled_cache()
+        cache.evict(start, count)
+        cache.crop(cropped)
+        if known:
+            assert cache.next_positions(1) is None
+        else:
+            with pytest.raises(ValueError, match="have several axes"):
+                cache.next_positions(1)
+
+
+@in_both_languages
+def test_what_cannot_be_evicted_is_refused_and_nothing_changes(namespace):
+    cache = filled(namespace, tokens(6))
+    before = clones(cache)
+    for start, count in ((-1, 2), (2, -1), (5, 2), (7, 0)):
+        with pytest.raises(ValueError, match=f"tokens from 0 to 6, but got start {start} and count {count}"):
+            cache.evict(start, count)
+    for start, count, name in ((0.0, 1, "start"), (0, 1.5, "count")):
+        with pytest.raises(TypeError, match=rf"KVCache: expected {name} to be an int, but got |evict\(\)"):
+            cache.evict(start, count)
+    for rope, axes in ((namespace.AxialRotary(4), 2), (namespace.MultimodalRotary(4, [1, 0, 1]), 3)):
+        with pytest.raises(ValueError, match=f"rotary to have positions on one axis, but got .*Rotary.* with {axes}"):
+            cache.evict(1, 2, rope)
+    with pytest.raises(ValueError, match="Rotary: expected key of shape"):
+        cache.evict(1, 2, namespace.Rotary(8))
+    dynamic = namespace.Rotary(4, scaling=posenc.scaling.DynamicNTK(2.0, 16))
+    with pytest.raises(ValueError, match="Rotary: expected seq_len, one length for all calls"):
+        cache.evict(1, 2, dynamic)
+    assert_content(cache, before)
+
+
+def test_rotary_must_be_a_rotary_encoding_that_can_shift_keys():
+    class Own(posenc.nn.RotaryEncoding):
+        head_dim = WIDTH
+
+    cache = filled(posenc.nn, tokens(6))
+    before = clones(cache)
+    with pytest.raises(TypeError, match="KVCache: expected rotary to be a rotary encoding, but got ALiBi"):
+        cache.evict(1, 2, posenc.nn.ALiBi(2))
+    with pytest.raises(NotImplementedError, match="Own: keys that it has rotated cannot be shifted"):
+        cache.evict(1, 2, Own())
+    assert_content(cache, before)

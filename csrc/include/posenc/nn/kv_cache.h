@@ -108,6 +108,17 @@ class POSENC_API KVCache {
   /// Forgets all but the first `length` tokens; the last -length ones where it is negative. c10::ValueError unless it
   /// is from -length() to length().
   void crop(int64_t length);
+  /// Forgets `count` tokens from token `start` on; later ones move up (StreamingLLM, arXiv 2309.17453). The cache is
+  /// then as if it had been filled with the remaining tokens alone, each at its new place: stored positions of those
+  /// that move fall by `count`, and `rotary`, the encoding that rotated the keys, turns them, and gate keys, back by as
+  /// much. In float16 and bfloat16 each eviction rounds these keys anew. nullptr: keys stay as they are, which suits
+  /// layers without rotary encodings, and those that cache unrotated keys (ReRoPE, SelfExtend).
+  ///
+  ///     cache.evict(4, 256, rope.get());  // rope is a Rotary
+  ///
+  /// Raises, before anything is changed: c10::ValueError for tokens that are not in the cache and for a rotary encoding
+  /// over several axes, c10::NotImplementedError for one without shift().
+  void evict(int64_t start, int64_t count, RotaryEncoding* rotary = nullptr);
   /// Row b becomes what row index[b] was: keys, values, token state and positions, as beam search needs. index (B),
   /// int64 or int32; rows may come more than once, or not at all. c10::ValueError for another shape or device, or a row
   /// that is not there, c10::TypeError for another dtype; nothing is changed then.
@@ -133,8 +144,10 @@ class POSENC_API KVCache {
   Snapshot snapshot() const { return {length_, token_state_, positions_, first_of_several_axes_}; }
   void restore(Snapshot snapshot);
 
-  /// The part of memory that holds tokens.
-  at::Tensor held(const at::Tensor& stored) const;
+  /// The part of memory that holds tokens `start` to `end`.
+  at::Tensor held(const at::Tensor& stored, int64_t start, int64_t end) const;
+  at::Tensor held(const at::Tensor& stored) const { return held(stored, 0, length_); }
+  void shorten(int64_t length);
   /// Moves the tokens to new memory.
   void renew();
   /// Calls visit(memory) for all.
@@ -147,6 +160,7 @@ class POSENC_API KVCache {
   void check_place(const at::Tensor& x, const char* name) const;
   void check_positions(const at::Tensor& positions, int64_t tokens) const;
   void check_index(const at::Tensor& index) const;
+  void check_eviction(int64_t start, int64_t count, const RotaryEncoding* rotary) const;
   void store_positions(const std::optional<at::Tensor>& positions, int64_t tokens);
 
   KVCacheOptions options_;
