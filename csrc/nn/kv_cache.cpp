@@ -24,6 +24,8 @@ void check_cache_options(const KVCacheOptions& o) {
                 {o.batch_size(), o.num_kv_heads(), o.max_length(), o.head_dim()});
   check_numbers("KVCache", "batch_size * num_kv_heads * max_length * value_dim",
                 {o.batch_size(), o.num_kv_heads(), o.max_length(), value_width(o)});
+  TORCH_CHECK_VALUE(!o.window() || *o.window() <= o.max_length(),
+                    "KVCache: expected window to be from 1 to max_length ", o.max_length(), ", but got ", *o.window());
   TORCH_CHECK_TYPE(at::isFloatingType(o.dtype()), "KVCache: expected a floating dtype, but got ", o.dtype());
 }
 
@@ -67,14 +69,21 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
   }
   const auto positions = call.positions() ? call.positions() : next_positions(tokens);
   const int64_t end = length_ + tokens;
-  TORCH_CHECK_VALUE(end <= options_.max_length(), "KVCache: expected at most max_length ", options_.max_length(),
-                    " tokens, but got ", tokens, " new after ", length_, " cached, ", end, " in all");
+  const bool slides = options_.window() && tokens > 0;
+  const int64_t dropped = slides ? std::max(dropped_, length_ - (*options_.window() - 1)) : dropped_;
+  TORCH_CHECK_VALUE(end - dropped <= options_.max_length(), "KVCache: expected at most max_length ",
+                    options_.max_length(), " tokens, but got ", tokens, " new after ", length_ - dropped, " cached, ",
+                    end - dropped, " in all");
 
   if (length_ == 0) {  // a call without tokens may have left state, which later calls need not have
     crop(0);
   }
-  keys_.narrow(2, length_, tokens).copy_(k);
-  values_.narrow(2, length_, tokens).copy_(v);
+  dropped_ = dropped;
+  if (end - origin_ > options_.max_length()) {
+    renew();
+  }
+  held(keys_, length_, end).copy_(k);
+  held(values_, length_, end).copy_(v);
   for (const auto& [name, x] : call.token_state()) {
     at::Tensor& stored = token_state_[name];
     if (!stored.defined()) {
@@ -82,7 +91,7 @@ std::tuple<at::Tensor, at::Tensor> KVCache::append(const at::Tensor& k, const at
       shape[2] = options_.max_length();
       stored = allocate(shape, x.scalar_type(), options_.device());
     }
-    stored.narrow(2, length_, tokens).copy_(x);
+    held(stored, length_, end).copy_(x);
   }
   store_positions(positions, tokens);
   length_ = end;
@@ -129,13 +138,15 @@ KVCache KVCache::copy() const {
 void KVCache::renew() {
   for_stored([&](at::Tensor& stored) {
     const at::Tensor memory = allocate(stored.sizes(), stored.scalar_type(), stored.device());
-    held(memory).copy_(held(stored));
+    const int64_t axis = stored.dim() == 2 ? 1 : 2;
+    memory.narrow(axis, 0, length_ - dropped_).copy_(held(stored));
     stored = memory;
   });
+  origin_ = dropped_;
 }
 
 at::Tensor KVCache::held(const at::Tensor& stored, int64_t start, int64_t end) const {
-  return stored.narrow(stored.dim() == 2 ? 1 : 2, start, end - start);
+  return stored.narrow(stored.dim() == 2 ? 1 : 2, start - origin_, end - start);
 }
 
 template <typename Visit>
@@ -219,6 +230,8 @@ void KVCache::check_eviction(int64_t start, int64_t count, const RotaryEncoding*
   TORCH_CHECK_VALUE(start >= 0 && count >= 0 && count <= length_ - start,
                     "KVCache: expected to evict tokens from 0 to ", length_, ", but got start ", start, " and count ",
                     count);
+  TORCH_CHECK_VALUE(dropped_ == 0, "KVCache: expected to evict before tokens leave the window ",
+                    options_.window().value_or(0), ", but ", dropped_, " have left it");
   TORCH_CHECK_VALUE(rotary == nullptr || !rotary->position_axes(),
                     "KVCache: expected rotary to have positions on one axis, but got ", name_of(*rotary), " with ",
                     *rotary->position_axes());
@@ -254,7 +267,7 @@ void KVCache::store_positions(const std::optional<at::Tensor>& positions, int64_
   if (!positions_.defined()) {
     const auto first = length_ == 0 ? dtype : at::kLong;
     positions_ = allocate({options_.batch_size(), options_.max_length()}, first, keys_.device());
-    held(positions_).copy_(at::arange(length_, at::TensorOptions(at::kLong).device(keys_.device())));
+    held(positions_).copy_(at::arange(dropped_, length_, at::TensorOptions(at::kLong).device(keys_.device())));
   }
   if (positions_.scalar_type() != dtype) {
     // float32 would round whole numbers from 2^24 on, be they there already or new.
@@ -262,7 +275,7 @@ void KVCache::store_positions(const std::optional<at::Tensor>& positions, int64_
     const at::NoGradGuard no_grad;
     positions_ = positions_.to(at::kDouble);
   }
-  positions_.narrow(1, length_, tokens).copy_(positions->detach());
+  held(positions_, length_, length_ + tokens).copy_(positions->detach());
 }
 
 TokenState KVCache::token_state() const {
@@ -299,17 +312,14 @@ std::optional<at::Tensor> KVCache::next_positions(int64_t tokens) const {
   return known->amax(1, /*keepdim=*/true) + at::arange(1, tokens + 1, known->options());
 }
 
-void KVCache::restore(Snapshot snapshot) {
-  length_ = snapshot.length;
-  token_state_ = std::move(snapshot.token_state);
-  positions_ = std::move(snapshot.positions);
-  first_of_several_axes_ = snapshot.first_of_several_axes;
-}
-
 void KVCache::crop(int64_t length) {
   const int64_t kept = length >= 0 ? length : length_ + length;
   TORCH_CHECK_VALUE(kept >= 0 && kept <= length_, "KVCache: expected to crop to a length from 0 to ", length_,
                     ", or by one from -", length_, ", but got ", length);
+  const int64_t first = dropped_ + std::max<int64_t>(1, options_.window().value_or(1) - 1);
+  TORCH_CHECK_VALUE(dropped_ == 0 || kept == 0 || kept >= first, "KVCache: expected to crop to a length from ", first,
+                    " to ", length_, ", or to 0, as the window of the next token reaches no further back, but got ",
+                    length);
   shorten(kept);
 }
 
@@ -321,6 +331,7 @@ void KVCache::shorten(int64_t length) {
   if (length == 0) {
     token_state_.clear();
     positions_.reset();
+    dropped_ = origin_ = 0;
   }
 }
 

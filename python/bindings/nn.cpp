@@ -307,6 +307,7 @@ void bind_kv_cache(py::module_& m) {
   define_method(type, "reorder", &nn::KVCache::reorder, py::arg("index"));
   define_method(type, "copy", &nn::KVCache::copy);
   type.def_property_readonly("length", &nn::KVCache::length)
+      .def_property_readonly("dropped", &nn::KVCache::dropped)
       .def_property_readonly("keys", &nn::KVCache::keys)
       .def_property_readonly("values", &nn::KVCache::values)
       .def_property_readonly("token_state", &nn::KVCache::token_state)

@@ -234,4 +234,86 @@ TEST(KVCache, WhatCannotBeEvictedIsRefusedAndNothingChanges) {
   expect_content(cache, tokens, same);
 }
 
+/// Calls of up to 4 tokens with a window of 4, in memory for 7 tokens, against one pass over 15.
+template <typename... Modules>
+void expect_window(const Modules&... encodings) {
+  torch::manual_seed(1);
+  constexpr int64_t embed_dim = 32, heads = 4, head_dim = 8, length = 15;
+  Attention attention(AttentionOptions(embed_dim, heads).num_kv_heads(kHeads).window(4).with(encodings...));
+  attention->to(torch::kDouble);
+  const torch::NoGradGuard no_grad;
+  const auto x = torch::randn({2, length, embed_dim}, torch::kDouble);
+  const auto mask = torch::ones({2, length}, torch::kBool);
+  mask[1].slice(0, 4, 7).fill_(false);
+  KVCache cache(KVCacheOptions(2, kHeads, 7, head_dim).window(4).dtype(torch::kDouble));
+  std::vector<at::Tensor> parts;
+  int64_t begin = 0;
+  for (const int64_t count : {3, 1, 4, 1, 1, 2, 3}) {
+    const auto call = AttentionForwardOptions().cache(&cache).key_mask(mask.slice(1, 0, begin + count));
+    parts.push_back(attention->forward(x.narrow(1, begin, count), call));
+    begin += count;
+  }
+  const auto whole = attention->forward(x, AttentionForwardOptions().key_mask(mask));
+  EXPECT_TRUE(torch::allclose(torch::cat(parts, 1), whole, 1e-9, 1e-9));
+  EXPECT_EQ(cache.length(), length);
+  EXPECT_EQ(cache.dropped(), length - 6);
+  EXPECT_EQ(cache.keys().size(2), 6);
+}
+
+TEST(KVCache, DecodingWithAWindowEqualsOnePass) {
+  expect_window();
+  expect_window(Rotary(8));
+  expect_window(Sinusoidal(32), ALiBi(4));
+  expect_window(T5RelativeBias(T5RelativeBiasOptions(4).num_buckets(8).max_distance(16)));
+  expect_window(FIRE(4));
+  expect_window(SelfExtend(SelfExtendOptions(8).group(2).window(4)));
+  expect_window(XPos(8), CoPE(CoPEOptions(8, 5).gate(CoPEGate::kKey)));
+  expect_window(Rotary(8), ForgettingBias(32, 4));
+}
+
+TEST(KVCache, ACallThatRaisesLeavesAWindowAsItWas) {
+  Attention attention(AttentionOptions(8, kHeads).window(3).with(Rotary(kWidth)));
+  const torch::NoGradGuard no_grad;
+  KVCache cache(KVCacheOptions(1, kHeads, 4, kWidth).window(3));
+  const auto call = AttentionForwardOptions().cache(&cache);
+  const auto x = torch::randn({1, 2, 8});
+  attention->forward(x, call);
+  attention->forward(x, call);
+  const auto keys = cache.keys(), before = keys.clone();
+  auto masked = call;
+  EXPECT_THROW(attention->forward(x, masked.key_mask(torch::ones({1, 5}, torch::kBool))), c10::ValueError);
+  EXPECT_EQ(cache.length(), 4);
+  EXPECT_EQ(cache.dropped(), 0);
+  EXPECT_TRUE(torch::equal(cache.keys(), before));
+  attention->forward(x, call);
+  EXPECT_TRUE(torch::equal(keys, before)) << "views of earlier calls stay";
+}
+
+TEST(KVCache, WhatDoesNotFitAWindowIsRefused) {
+  expect_error([] { KVCache(KVCacheOptions(1, 1, 4, 4).window(5)); },
+               "KVCache: expected window to be from 1 to max_length 4, but got 5");
+  KVCache cache(KVCacheOptions(1, kHeads, 4, kWidth).window(3));
+  const auto k = torch::randn({1, kHeads, 2, kWidth});
+  cache.append(k, k);
+  cache.append(k, k);
+  expect_error([&] { cache.append(torch::cat({k, k}, 2), torch::cat({k, k}, 2)); },
+               "KVCache: expected at most max_length 4 tokens, but got 4 new after 2 cached, 6 in all");
+  cache.append(k, k);
+  EXPECT_EQ(cache.dropped(), 2);
+  expect_error([&] { cache.crop(3); },
+               "KVCache: expected to crop to a length from 4 to 6, or to 0, as the window of the next token reaches no "
+               "further back, but got 3");
+  expect_error([&] { cache.evict(2, 1); },
+               "KVCache: expected to evict before tokens leave the window 3, but 2 have left it");
+  const torch::NoGradGuard no_grad;
+  const auto call = AttentionForwardOptions().cache(&cache);
+  expect_error(
+      [&] { Attention(AttentionOptions(8, kHeads))->forward(torch::zeros({1, 1, 8}), call); },
+      "Attention: expected a window of at most 3, that of the cache, which drops what is further back, but got "
+      "none");
+  cache.reset();
+  EXPECT_EQ(cache.dropped(), 0);
+  EXPECT_EQ(cache.keys().size(2), 0);
+}
+
 }  // namespace

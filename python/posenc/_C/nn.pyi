@@ -117,6 +117,7 @@ class KVCache(metaclass=_PybindType):
         head_dim: int,
         *,
         value_dim: int | None = None,
+        window: int | None = None,
         dtype: dtype = ...,
         device: device | str = ...,
     ) -> None: ...
@@ -125,6 +126,8 @@ class KVCache(metaclass=_PybindType):
     ) -> tuple[Tensor, Tensor]: ...
     @property
     def length(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
     @property
     def keys(self) -> Tensor: ...
     @property

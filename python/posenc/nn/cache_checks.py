@@ -14,7 +14,9 @@ class CacheChecks:
     batch_size: int
     num_kv_heads: int
     head_dim: int
+    window: int | None
     _length: int
+    _dropped: int
     _keys: Tensor
     _token_state: dict[str, Tensor]
     _positions: Tensor | None
@@ -99,6 +101,11 @@ class CacheChecks:
         if not (start >= 0 and 0 <= count <= self._length - start):
             raise ValueError(
                 f"KVCache: expected to evict tokens from 0 to {self._length}, but got start {start} and count {count}"
+            )
+        if self._dropped > 0:
+            raise ValueError(
+                f"KVCache: expected to evict before tokens leave the window {self.window}, but {self._dropped} "
+                "have left it"
             )
         if rotary is None:
             return

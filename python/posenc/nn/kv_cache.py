@@ -9,7 +9,7 @@ from posenc.nn.cache_checks import CacheChecks
 from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding
 
-_Snapshot = tuple[int, dict[str, Tensor], Tensor | None, int | None]
+_Snapshot = tuple[int, int, int, Tensor, Tensor, dict[str, Tensor], Tensor | None, int | None]
 
 
 class KVCache(CacheChecks):
@@ -22,17 +22,22 @@ class KVCache(CacheChecks):
     get unrotated keys from the cache. What a score encoding makes of each token (:meth:`ScoreEncoding.token_state`,
     gate keys) is stored by name.
 
+    With ``window`` the cache holds what queries with this window see, however many tokens come: the last ``window - 1``
+    of earlier calls, and those of the last call. Tokens keep their numbers, so :attr:`length` counts all; the first
+    :attr:`dropped` of them are gone. Where memory is full, what is held moves to the front of new memory.
+
     Args:
         batch_size: B.
         num_kv_heads: G.
-        max_length: Tokens that fit.
+        max_length: Tokens that fit; with ``window`` those held at once. A multiple of ``window`` seldom moves them.
         head_dim: D, the width of keys.
         value_dim: Dv, the width of values, where it is another (multi-head latent attention); None: ``head_dim``.
+        window: Tokens that a query sees, its own included, as of :class:`Attention`; None: all.
         dtype: Of keys and values.
         device: Where they are; None: torch's default device.
 
     Raises:
-        ValueError: A size is not positive.
+        ValueError: A size is not positive, or ``window`` is larger than ``max_length``.
         TypeError: The dtype is not floating.
 
     Example:
@@ -51,6 +56,7 @@ class KVCache(CacheChecks):
         head_dim: int,
         *,
         value_dim: int | None = None,
+        window: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
@@ -70,6 +76,8 @@ class KVCache(CacheChecks):
                 raise ValueError(
                     f"KVCache: expected {' * '.join(factors)} to be at most {2**46}, but got {list(factors.values())}"
                 )
+        if window is not None and not 1 <= window <= max_length:
+            raise ValueError(f"KVCache: expected window to be from 1 to max_length {max_length}, but got {window}")
         if not dtype.is_floating_point:
             raise TypeError(f"KVCache: expected a floating dtype, but got {dtype}")
         self.batch_size = batch_size
@@ -77,7 +85,9 @@ class KVCache(CacheChecks):
         self.max_length = max_length
         self.head_dim = head_dim
         self.value_dim = values["value_dim"]
-        self._length = 0
+        self.window = window
+        # Of tokens: how many came, the first that is held, and the one whose place is the first in memory.
+        self._length = self._dropped = self._origin = 0
         self._keys = _allocate((batch_size, num_kv_heads, max_length, head_dim), dtype, device)
         self._values = _allocate((batch_size, num_kv_heads, max_length, self.value_dim), dtype, device)
         self._token_state: dict[str, Tensor] = {}
@@ -86,37 +96,42 @@ class KVCache(CacheChecks):
 
     @property
     def length(self) -> int:
-        """Tokens stored."""
+        """Tokens so far."""
         return self._length
 
     @property
+    def dropped(self) -> int:
+        """How many of them have left the window; views begin with the first that has not."""
+        return self._dropped
+
+    @property
     def keys(self) -> Tensor:
-        """View (B, G, length, D)."""
+        """View (B, G, length - dropped, D)."""
         return self._held(self._keys)
 
     @property
     def values(self) -> Tensor:
-        """View (B, G, length, Dv)."""
+        """View (B, G, length - dropped, Dv)."""
         return self._held(self._values)
 
     @property
     def token_state(self) -> dict[str, Tensor]:
-        """Views (B, G, length, D) or (B, heads, length) of the state that tokens came with, by name."""
+        """Views (B, G, length - dropped, D) or (B, heads, length - dropped) of what tokens came with, by name."""
         return {name: self._held(stored) for name, stored in self._token_state.items()}
 
     @property
     def gate_keys(self) -> Tensor | None:
-        """View (B, G, length, D) of ``gate_key``, where tokens came with it; else None."""
+        """View (B, G, length - dropped, D) of ``gate_key``, where tokens came with it; else None."""
         return self.token_state.get("gate_key")
 
     @property
     def log_decay(self) -> Tensor | None:
-        """View (B, H, length), where tokens came with decays: float32, float64 in a float64 cache. Else None."""
+        """View (B, H, length - dropped), where tokens came with decays: float32 (float64 in a float64 cache)."""
         return self.token_state.get("log_decay")
 
     @property
     def positions(self) -> Tensor | None:
-        """View (B, length), or None where no token came with a position.
+        """View (B, length - dropped), or None where no token came with a position.
 
         Integer; float32 where all came as float32 or narrower; else float64, which holds whole numbers to 2**53
         exactly.
@@ -145,7 +160,7 @@ class KVCache(CacheChecks):
     def append(
         self, k: Tensor, v: Tensor, *, positions: Tensor | None = None, **state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Stores new tokens and returns the keys (B, G, length, D) and values (B, G, length, Dv) of all so far, views.
+        """Stores new tokens and returns :attr:`keys` and :attr:`values`, of all that have not left the window.
 
         Args:
             k: (B, G, T, D), of the cache's dtype and on its device.
@@ -176,24 +191,30 @@ class KVCache(CacheChecks):
             positions = self.next_positions(tokens)
         else:
             self._check_positions(positions, tokens)
+        dropped = self._dropped
+        if self.window is not None and tokens > 0:
+            dropped = max(dropped, self._length - (self.window - 1))
         start, end = self._length, self._length + tokens
-        if end > self.max_length:
+        if end - dropped > self.max_length:
             raise ValueError(
-                f"KVCache: expected at most max_length {self.max_length} tokens, but got {tokens} new after {start} "
-                f"cached, {end} in all"
+                f"KVCache: expected at most max_length {self.max_length} tokens, but got {tokens} new after "
+                f"{start - dropped} cached, {end - dropped} in all"
             )
         if start == 0:  # an empty call before may have left some, which bind nobody
             self._token_state, self._positions, self._first_of_several_axes = {}, None, None
-        self._keys[:, :, start:end].copy_(k)
-        self._values[:, :, start:end].copy_(v)
+        self._dropped = dropped
+        if end - self._origin > self.max_length:
+            self._renew()
+        self._held(self._keys, start, end).copy_(k)
+        self._held(self._values, start, end).copy_(v)
         for name, x in new.items():
             if name not in self._token_state:
                 shape = (self.batch_size, x.shape[1], self.max_length, *x.shape[3:])
                 self._token_state[name] = _allocate(shape, x.dtype, self.device)
-            self._token_state[name][:, :, start:end].copy_(x)
+            self._held(self._token_state[name], start, end).copy_(x)
         self._store_positions(positions, start, end)
         self._length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return self.keys, self.values
 
     def reset(self) -> None:
         """Forgets all tokens."""
@@ -202,8 +223,11 @@ class KVCache(CacheChecks):
     def crop(self, length: int) -> None:
         """Forgets all but the first ``length`` tokens; the last ``-length`` ones where it is negative.
 
+        With ``window``, tokens of the last call can be forgotten, or all, once earlier ones are gone.
+
         Raises:
-            ValueError: ``length`` is not from ``-self.length`` to :attr:`length`.
+            ValueError: ``length`` is not from ``-self.length`` to :attr:`length`, or the window of the next token would
+                reach back to tokens that are gone.
             TypeError: ``length`` is no int.
         """
         if not isinstance(length, int):
@@ -213,6 +237,12 @@ class KVCache(CacheChecks):
             raise ValueError(
                 f"KVCache: expected to crop to a length from 0 to {self._length}, or by one from -{self._length}, but "
                 f"got {length}"
+            )
+        first = self._dropped + max(1, (self.window or 1) - 1)
+        if self._dropped > 0 and 0 < kept < first:
+            raise ValueError(
+                f"KVCache: expected to crop to a length from {first} to {self._length}, or to 0, as the window of the "
+                f"next token reaches no further back, but got {length}"
             )
         self._shorten(kept)
 
@@ -230,7 +260,8 @@ class KVCache(CacheChecks):
                 which suits layers without rotary encodings, and those that cache unrotated keys (ReRoPE, SelfExtend).
 
         Raises:
-            ValueError: The tokens are not all in the cache, or the positions of ``rotary`` have several axes.
+            ValueError: The tokens are not all in the cache, others have left its window already, or the positions of
+                ``rotary`` have several axes.
             TypeError: ``start`` or ``count`` is no int, or ``rotary`` no rotary encoding.
             NotImplementedError: ``rotary`` has no :meth:`RotaryEncoding.shift`. Nothing is changed in all these cases.
 
@@ -286,9 +317,10 @@ class KVCache(CacheChecks):
         positions = [] if self._positions is None else [self._positions]
         return [self._keys, self._values, *self._token_state.values(), *positions]
 
-    def _held(self, stored: Tensor, start: int = 0, end: int | None = None) -> Tensor:
-        """The part of memory that holds tokens ``start`` to ``end``."""
-        part = slice(start, self._length if end is None else end)
+    def _held(self, stored: Tensor, start: int | None = None, end: int | None = None) -> Tensor:
+        """The part of memory for tokens ``start`` to ``end``."""
+        first, last = self._dropped if start is None else start, self._length if end is None else end
+        part = slice(first - self._origin, last - self._origin)
         return stored[:, part] if stored.dim() == 2 else stored[:, :, part]
 
     def _shorten(self, length: int) -> None:
@@ -297,29 +329,51 @@ class KVCache(CacheChecks):
             self._first_of_several_axes = None
         if length == 0:
             self._token_state, self._positions = {}, None
+            self._dropped = self._origin = 0
 
     def _renew(self) -> None:
-        """Moves the tokens to new memory."""
+        """Moves the tokens to the front of new memory: views, and what :meth:`_snapshot` gave, stay as they are."""
         self._keys, self._values = self._moved(self._keys), self._moved(self._values)
         self._token_state = {name: self._moved(stored) for name, stored in self._token_state.items()}
         self._positions = None if self._positions is None else self._moved(self._positions)
+        self._origin = self._dropped
 
     def _moved(self, stored: Tensor) -> Tensor:
         held, new = self._held(stored), _allocate(tuple(stored.shape), stored.dtype, self.device)
-        self._held(new).copy_(held)
+        axis = min(2, stored.dim() - 1)
+        new.narrow(axis, 0, held.shape[axis]).copy_(held)
         return new
 
     def _snapshot(self) -> _Snapshot:
         """What :meth:`_restore` goes back to. Later tokens change none of it: they go to later columns."""
-        return self._length, dict(self._token_state), self._positions, self._first_of_several_axes
+        return (
+            self._length,
+            self._dropped,
+            self._origin,
+            self._keys,
+            self._values,
+            dict(self._token_state),
+            self._positions,
+            self._first_of_several_axes,
+        )
 
     def _restore(self, snapshot: _Snapshot) -> None:
-        self._length, self._token_state, self._positions, self._first_of_several_axes = snapshot
+        (
+            self._length,
+            self._dropped,
+            self._origin,
+            self._keys,
+            self._values,
+            self._token_state,
+            self._positions,
+            self._first_of_several_axes,
+        ) = snapshot
 
     def __repr__(self) -> str:
         return (
             f"KVCache({self.batch_size}, {self.num_kv_heads}, {self.max_length}, {self.head_dim}, "
-            f"value_dim={self.value_dim}, dtype={self.dtype}, device={str(self.device)!r}, length={self._length})"
+            f"value_dim={self.value_dim}, window={self.window}, dtype={self.dtype}, device={str(self.device)!r}, "
+            f"length={self._length})"
         )
 
     def _store_positions(self, positions: Tensor | None, start: int, end: int) -> None:
@@ -334,12 +388,12 @@ class KVCache(CacheChecks):
         if self._positions is None:
             first = dtype if start == 0 else torch.int64
             self._positions = _allocate((self.batch_size, self.max_length), first, self.device)
-            self._positions[:, :start].copy_(torch.arange(start, device=self.device))
+            self._held(self._positions).copy_(torch.arange(self._dropped, start, device=self.device))
         if self._positions.dtype != dtype:
             # float32 would round whole numbers from 2**24 on, be they there already or new.
             with torch.inference_mode(False), torch.no_grad():
                 self._positions = self._positions.to(torch.float64)
-        self._positions[:, start:end].copy_(positions.detach())
+        self._held(self._positions, start, end).copy_(positions.detach())
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

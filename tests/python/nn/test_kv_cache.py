@@ -418,7 +418,7 @@ def test_attributes_and_repr_say_what_it_is():
     assert cache.dtype == torch.bfloat16
     assert cache.device == torch.device("cpu")
     assert cache.value_dim == WIDTH
-    assert repr(cache) == "KVCache(2, 3, 10, 4, value_dim=4, dtype=torch.bfloat16, device='cpu', length=0)"
+    assert repr(cache) == "KVCache(2, 3, 10, 4, value_dim=4, window=None, dtype=torch.bfloat16, device='cpu', length=0)"
 
 
 def test_default_device_is_taken_and_an_explicit_one_wins():
