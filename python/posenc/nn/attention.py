@@ -201,7 +201,7 @@ class Attention(Encoding):
         k, v = cache.append(k, v, positions=positions, **state)
         try:
             known = cache.positions
-            if cache.dropped > 0:
+            if cache.window is not None:  # also while nothing is dropped, so that compiled graphs serve both
                 masks = {name: mask if mask is None else mask[..., cache.dropped :] for name, mask in masks.items()}
                 if known is None and score is not None:  # some of which ask where tokens are, not just how far apart
                     known = torch.arange(cache.dropped, cache.length, device=k.device)

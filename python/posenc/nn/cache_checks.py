@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -5,8 +7,25 @@ from posenc.nn.base import check_dense
 from posenc.nn.rotary import RotaryEncoding
 
 
+class Count:
+    """A number of a cache, kept as a size of an empty tensor: compiled graphs take sizes as they come.
+
+    An int of what a module holds is a constant of the graph, which would be compiled anew at each length. Sizes 0 and 1
+    are constants too.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"{name}_as_size"
+
+    def __get__(self, cache: Any, owner: type) -> int:
+        return getattr(cache, self._name).shape[0] - 2
+
+    def __set__(self, cache: Any, count: int) -> None:
+        setattr(cache, self._name, torch.empty(count + 2, 0, device=cache.device))
+
+
 class CacheChecks:
-    """What :class:`KVCache` refuses, as the C++ one does.
+    """The counts of :class:`KVCache`, and what it refuses, as the C++ one does.
 
     Compiled graphs need these checks in Python: a pybind call would break the graph.
     """
@@ -15,8 +34,10 @@ class CacheChecks:
     num_kv_heads: int
     head_dim: int
     window: int | None
-    _length: int
-    _dropped: int
+    # Of tokens: how many came, the first that is held, and the one whose place is the first in memory.
+    _length = Count()
+    _dropped = Count()
+    _origin = Count()
     _keys: Tensor
     _token_state: dict[str, Tensor]
     _positions: Tensor | None

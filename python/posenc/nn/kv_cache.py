@@ -86,10 +86,9 @@ class KVCache(CacheChecks):
         self.head_dim = head_dim
         self.value_dim = values["value_dim"]
         self.window = window
-        # Of tokens: how many came, the first that is held, and the one whose place is the first in memory.
-        self._length = self._dropped = self._origin = 0
         self._keys = _allocate((batch_size, num_kv_heads, max_length, head_dim), dtype, device)
         self._values = _allocate((batch_size, num_kv_heads, max_length, self.value_dim), dtype, device)
+        self._length = self._dropped = self._origin = 0
         self._token_state: dict[str, Tensor] = {}
         self._positions: Tensor | None = None
         self._first_of_several_axes: int | None = None  # the first token whose positions had several axes
@@ -146,7 +145,8 @@ class KVCache(CacheChecks):
         Raises:
             ValueError: Cached positions are floating or have several axes, so that nothing says which come next.
         """
-        if self._length == 0 or tokens == 0:
+        none = self._positions is None and self._first_of_several_axes is None
+        if none or self._length == 0 or tokens == 0:
             return None
         if self._first_of_several_axes is not None:
             _raise_unknown("have several axes")
@@ -191,10 +191,10 @@ class KVCache(CacheChecks):
             positions = self.next_positions(tokens)
         else:
             self._check_positions(positions, tokens)
-        dropped = self._dropped
+        start, dropped, origin = self._length, self._dropped, self._origin
+        end = start + tokens
         if self.window is not None and tokens > 0:
-            dropped = max(dropped, self._length - (self.window - 1))
-        start, end = self._length, self._length + tokens
+            dropped = max(dropped, start - (self.window - 1))
         if end - dropped > self.max_length:
             raise ValueError(
                 f"KVCache: expected at most max_length {self.max_length} tokens, but got {tokens} new after "
@@ -202,19 +202,23 @@ class KVCache(CacheChecks):
             )
         if start == 0:  # an empty call before may have left some, which bind nobody
             self._token_state, self._positions, self._first_of_several_axes = {}, None, None
-        self._dropped = dropped
-        if end - self._origin > self.max_length:
-            self._renew()
-        self._held(self._keys, start, end).copy_(k)
-        self._held(self._values, start, end).copy_(v)
+        if self.window is not None:
+            self._dropped = dropped
+            if end - origin > self.max_length:
+                self._renew()
+                origin = dropped
+        place = slice(start - origin, end - origin)
+        self._keys[:, :, place].copy_(k)
+        self._values[:, :, place].copy_(v)
         for name, x in new.items():
             if name not in self._token_state:
                 shape = (self.batch_size, x.shape[1], self.max_length, *x.shape[3:])
                 self._token_state[name] = _allocate(shape, x.dtype, self.device)
-            self._held(self._token_state[name], start, end).copy_(x)
+            self._token_state[name][:, :, place].copy_(x)
         self._store_positions(positions, start, end)
         self._length = end
-        return self.keys, self.values
+        held = slice(dropped - origin, end - origin)
+        return self._keys[:, :, held], self._values[:, :, held]
 
     def reset(self) -> None:
         """Forgets all tokens."""
