@@ -171,6 +171,12 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
                       "whose distances have one axis, but got ",
                       positions->sizes());
   }
+  if (const auto* cache = call.cache(); cache != nullptr && cache->options().window()) {
+    const int64_t kept = *cache->options().window();
+    TORCH_CHECK_VALUE(options.window() && *options.window() <= kept, "Attention: expected a window of at most ", kept,
+                      ", that of the cache, which drops what is further back, but got ",
+                      options.window() ? c10::str(*options.window()) : "none");
+  }
   const auto rotary = members<RotaryEncoding>(encodings);
   if (positions && positions->dim() == 3) {
     TORCH_CHECK_VALUE(!rotary.empty(),
@@ -197,7 +203,10 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   check_call(x, call);
   KVCache* cache = call.cache();
   const int64_t start = cache == nullptr ? 0 : cache->length();
-  const auto& positions = call.positions();
+  auto positions = call.positions();
+  if (cache != nullptr && !positions) {
+    positions = cache->next_positions(x.size(1));
+  }
   const bool several_axes = positions && positions->dim() == 3;
   // Where tokens are on the one axis of distances and causality.
   const auto places = several_axes ? std::nullopt : positions;
@@ -239,16 +248,26 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   if (cache == nullptr) {
     return output(attend(q, k, v, attended.q_positions(places).k_positions(places)));
   }
-  const auto before = cache->snapshot();
-  const auto [keys, values] = cache->append(k, v, KVCacheAppendOptions().positions(places).token_state(state));
+  KVCache before(*cache);
+  const auto [keys, values] = cache->append(k, v, KVCacheAppendOptions().positions(positions).token_state(state));
   try {
-    attended.token_state(cache->token_state()).k_positions(cache->positions());
-    if (const auto all = cache->positions()) {
-      attended.q_positions(all->narrow(1, start, x.size(1)));
+    attended.token_state(cache->token_state());
+    auto known = cache->positions();
+    if (const int64_t dropped = cache->dropped(); dropped > 0) {
+      const auto visible = [&](const std::optional<at::Tensor>& mask) {
+        return mask ? std::make_optional(mask->slice(-1, dropped)) : std::nullopt;
+      };
+      attended.key_mask(visible(call.key_mask())).segment_ids(visible(call.segment_ids()));
+      if (!known && score != nullptr) {  // some of which ask where tokens are, not just how far apart
+        known = at::arange(dropped, cache->length(), at::TensorOptions(at::kLong).device(k.device()));
+      }
+    }
+    if (known) {
+      attended.k_positions(known).q_positions(known->slice(-1, known->size(-1) - x.size(1)));
     }
     return output(attend(q, keys, values, attended));
   } catch (...) {
-    cache->restore(before);
+    *cache = std::move(before);
     throw;
   }
 }

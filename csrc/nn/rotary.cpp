@@ -75,4 +75,12 @@ std::tuple<at::Tensor, at::Tensor> RotaryImpl::forward_qk(const at::Tensor& q, c
   return posenc::rotary_qk(q, k, call.positions(), frequencies_for(q, call), op_options(call));
 }
 
+at::Tensor RotaryImpl::shift(const at::Tensor& key, int64_t by) {
+  const at::Tensor shifts = shifts_of("Rotary", options.head_dim(), key, by);
+  TORCH_CHECK_VALUE(!depends_on_call_length(),
+                    "Rotary: expected seq_len, one length for all calls, to shift keys whose scaling depends on the "
+                    "length");
+  return posenc::rotary(key, shifts, frequencies_for(key, {}), RotaryFuncOptions().interleaved(options.interleaved()));
+}
+
 }  // namespace posenc::nn

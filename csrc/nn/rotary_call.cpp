@@ -2,6 +2,8 @@
 
 #include "common/checks.h"
 
+#include <ATen/ops/full.h>
+
 namespace posenc::nn {
 namespace {
 
@@ -23,6 +25,16 @@ int64_t length_of(const char* module, const at::Tensor& x, const RotaryForwardOp
 }
 
 }  // namespace
+
+at::Tensor RotaryEncoding::shift(const at::Tensor& /*key*/, int64_t /*by*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, name_of(*this),
+                              ": keys that it has rotated cannot be shifted: it has no shift(key, by) of its own");
+}
+
+std::string name_of(const RotaryEncoding& encoding) {
+  const auto* module = dynamic_cast<const torch::nn::Module*>(&encoding);
+  return module == nullptr ? "RotaryEncoding" : module->name();
+}
 
 at::Tensor frequencies_for_call(const char* module, const at::Tensor& initial, const scaling::Scaling& scaling,
                                 int64_t width, double base, bool exact, std::optional<int64_t> seq_len,
@@ -47,13 +59,18 @@ void check_rotary_width(const char* module, int64_t head_dim, const char* name, 
                     width);
 }
 
-void check_call_shape(const char* module, int64_t head_dim, const at::Tensor& q) {
+void check_call_shape(const char* module, int64_t head_dim, const at::Tensor& q, const char* name) {
   if (q.defined()) {
-    check_dense(module, "q", q);
+    check_dense(module, name, q);
   }
-  TORCH_CHECK_VALUE(q.defined() && q.dim() == 4 && q.size(3) == head_dim, module,
-                    ": expected q of shape (batch, heads, length, head_dim) with head_dim ", head_dim, ", but got ",
+  TORCH_CHECK_VALUE(q.defined() && q.dim() == 4 && q.size(3) == head_dim, module, ": expected ", name,
+                    " of shape (batch, heads, length, head_dim) with head_dim ", head_dim, ", but got ",
                     q.defined() ? c10::str(q.sizes()) : "an undefined tensor");
+}
+
+at::Tensor shifts_of(const char* module, int64_t head_dim, const at::Tensor& key, int64_t by) {
+  check_call_shape(module, head_dim, key, "key");
+  return at::full({key.size(2)}, by, at::TensorOptions(at::kLong).device(key.device()));
 }
 
 void check_same_tokens(const char* module, const at::Tensor& q, const at::Tensor& k) {

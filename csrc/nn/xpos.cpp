@@ -24,7 +24,8 @@ void XPosImpl::reset() {
 
 void XPosImpl::pretty_print(std::ostream& stream) const { print_options(stream, "XPos", options); }
 
-at::Tensor XPosImpl::rotate_by(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const {
+at::Tensor XPosImpl::rotate_by(const at::Tensor& x, double sign, double centre,
+                               const RotaryForwardOptions& call) const {
   const auto [cos, sin] = posenc::rotary_tables(call.positions(), inv_freq_.to(x.device()),
                                                 RotaryTablesFuncOptions()
                                                     .length(x.sym_size(2))
@@ -32,20 +33,25 @@ at::Tensor XPosImpl::rotate_by(const at::Tensor& x, double sign, const RotaryFor
                                                     .offsets(call.offsets())
                                                     .dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
                                                     .decay((sign * decay_).to(x.device()))
-                                                    .centre(options.centre()));
+                                                    .centre(centre));
   return posenc::apply_rotary(x, cos, sin, options.interleaved());
 }
 
 at::Tensor XPosImpl::forward(const at::Tensor& x, const RotaryForwardOptions& call) {
   check_call_shape("XPos", options.head_dim(), x);
-  return rotate_by(x, 1.0, call);
+  return rotate_by(x, 1.0, options.centre(), call);
 }
 
 std::tuple<at::Tensor, at::Tensor> XPosImpl::forward_qk(const at::Tensor& q, const at::Tensor& k,
                                                         const RotaryForwardOptions& call) {
   check_call_shape("XPos", options.head_dim(), q);
   check_same_tokens("XPos", q, k);
-  return {rotate_by(q, 1.0, call), rotate_by(k, -1.0, call)};
+  return {rotate_by(q, 1.0, options.centre(), call), rotate_by(k, -1.0, options.centre(), call)};
+}
+
+at::Tensor XPosImpl::shift(const at::Tensor& key, int64_t by) {
+  const auto call = RotaryForwardOptions().positions(shifts_of("XPos", options.head_dim(), key, by));
+  return rotate_by(key, -1.0, /*centre=*/0.0, call);
 }
 
 }  // namespace posenc::nn

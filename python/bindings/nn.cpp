@@ -202,6 +202,7 @@ class Bound {
     if constexpr (std::is_base_of_v<nn::RotaryEncoding, Impl>) {
       call("forward", &rotate<Impl>, py::arg("q"), py::arg("k") = none, py::arg("positions") = none, py::kw_only(),
            py::arg("offset") = 0, py::arg("seq_len") = none);
+      call("shift", &Impl::shift, py::arg("key"), py::arg("by"));
     }
     if constexpr (requires(Impl impl) { impl.frequencies(std::nullopt).attention_scaling; }) {
       define_method(
@@ -294,9 +295,21 @@ void bind_kv_cache(py::module_& m) {
                            nn::KVCacheAppendOptions().positions(positions).token_state(to_token_state(token_state)));
       },
       py::arg("k"), py::arg("v"), py::kw_only(), py::arg("positions") = py::none());
+  define_method(type, "next_positions", &nn::KVCache::next_positions, py::arg("tokens"));
   define_method(type, "reset", &nn::KVCache::reset);
   define_method(type, "crop", &nn::KVCache::crop, py::arg("length"));
+  define_method(
+      type, "evict",
+      [](nn::KVCache& self, int64_t start, int64_t count, const py::object& rotary) {
+        self.evict(start, count, rotary.is_none() ? nullptr : &unwrap<nn::RotaryEncoding>(rotary));
+      },
+      py::arg("start"), py::arg("count"), py::arg("rotary") = py::none());
+  define_method(type, "reorder", &nn::KVCache::reorder, py::arg("index"));
+  define_method(type, "copy", &nn::KVCache::copy);
   type.def_property_readonly("length", &nn::KVCache::length)
+      .def_property_readonly("dropped", &nn::KVCache::dropped)
+      .def_property_readonly("keys", &nn::KVCache::keys)
+      .def_property_readonly("values", &nn::KVCache::values)
       .def_property_readonly("token_state", &nn::KVCache::token_state)
       .def_property_readonly("gate_keys", &nn::KVCache::gate_keys)
       .def_property_readonly("log_decay", &nn::KVCache::log_decay)

@@ -154,20 +154,27 @@ class Attention(Encoding):
 
         Args:
             x: (B, T, embed_dim); with a cache, the new tokens.
-            positions: (T) or (B, T), or for rotary encodings over several axes (A, B, T). None: ``arange(T)``, after
-                ``cache.length`` tokens.
-            key_mask: (B, Tk) bool, True where a key may be attended; with a cache Tk counts cached and new keys.
+            positions: (T) or (B, T), or for rotary encodings over several axes (A, B, T). None: ``arange(T)``; after
+                cached tokens ``cache.length`` and on, or where those came with positions, what follows the largest
+                of each row.
+            key_mask: (B, Tk) bool, True where a key may be attended; with a cache Tk counts cached and new keys, those
+                that have left its window too.
             segment_ids: (B, Tk) integer: packed sequences, each of which sees itself alone.
-            cache: Where keys and values of earlier tokens are, and those of ``x`` go.
+            cache: Where keys and values of earlier tokens are, and those of ``x`` go. One with a window drops what no
+                query of this layer's window sees, where positions rise from token to token.
 
         Raises:
-            ValueError: A shape does not fit; positions over several axes meet a score encoding; or a rotary scaling
-                that depends on the length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The
-                cache is left as it was.
+            ValueError: A shape does not fit; positions over several axes meet a score encoding; positions are left out
+                after cached ones that are floating or have several axes; the layer's window is wider than that of the
+                cache; or a rotary scaling that depends on the
+                length of each call (DynamicNTK, LongRoPE without ``seq_len``) meets a cache. The cache is left as it
+                was.
             TypeError: A dtype does not fit.
         """
         self._check_call(x, positions, cache)
         start = 0 if cache is None else cache.length
+        if cache is not None and positions is None:
+            positions = cache.next_positions(x.shape[1])
         # Where tokens are on the one axis of distances and causality.
         places = None if positions is not None and positions.dim() == 3 else positions
         for encoding in self._members(AbsoluteEncoding):
@@ -191,10 +198,14 @@ class Attention(Encoding):
         if cache is None:
             return self._output(self._attend(q, k, v, state, places, places, masks))
         before = cache._snapshot()
-        k, v = cache.append(k, v, positions=places, **state)
+        k, v = cache.append(k, v, positions=positions, **state)
         try:
             known = cache.positions
-            new = None if known is None else known[:, start:]
+            if cache.window is not None:  # also while nothing is dropped, so that compiled graphs serve both
+                masks = {name: mask if mask is None else mask[..., cache.dropped :] for name, mask in masks.items()}
+                if known is None and score is not None:  # some of which ask where tokens are, not just how far apart
+                    known = torch.arange(cache.dropped, cache.length, device=k.device)
+            new = None if known is None else known[..., known.shape[-1] - q.shape[2] :]
             return self._output(self._attend(q, k, v, cache.token_state, new, known, masks))
         except Exception:
             cache._restore(before)
@@ -259,6 +270,11 @@ class Attention(Encoding):
         rotary = self._members(RotaryEncoding)
         if positions is not None:
             self._check_positions(positions, x, rotary)
+        if cache is not None and cache.window is not None and (self.window is None or self.window > cache.window):
+            raise ValueError(
+                f"Attention: expected a window of at most {cache.window}, that of the cache, which drops what is "
+                f"further back, but got {self.window}"
+            )
         if cache is not None and any(encoding.depends_on_call_length for encoding in rotary):
             raise ValueError(
                 "Attention: a rotary scaling that depends on the length of each call turns cached keys and later "

@@ -71,15 +71,40 @@ class RotaryEncoding(Encoding):
             offset: First position where ``positions`` is None: an int, or an int tensor (B).
             seq_len: Length in tokens for length-dependent scalings, instead of the constructor's.
         """
-        if q.is_nested:
-            check_dense(type(self).__name__, "q", q)
-        shape = q.shape
+        self._check_shape("q", q)
+        return self._rotate(q, k, positions, offset, seq_len)
+
+    def shift(self, key: Tensor, by: int) -> Tensor:
+        """Keys (B, G, T, D) that were rotated, as they would be ``by`` tokens later (earlier where negative).
+
+        A magnitude (YaRN's attention factor) is in the keys already, and is not applied again. :meth:`KVCache.evict`
+        calls this.
+
+        Raises:
+            NotImplementedError: The encoding cannot do it; :class:`Rotary` and :class:`XPos` can.
+            ValueError: The shape does not fit, or the rotation depended on the length of each call.
+            TypeError: ``by`` is no int.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}: keys that it has rotated cannot be shifted: it has no shift(key, by) of its own"
+        )
+
+    def _shifts(self, key: Tensor, by: int) -> Tensor:
+        """``by`` for each of the checked keys, as positions."""
+        if not isinstance(by, int):
+            raise TypeError(f"{type(self).__name__}: expected to shift keys by an int, but got {by!r}")
+        self._check_shape("key", key)
+        return torch.full((key.shape[2],), by, device=key.device)
+
+    def _check_shape(self, name: str, x: Tensor) -> None:
+        if x.is_nested:
+            check_dense(type(self).__name__, name, x)
+        shape = x.shape
         if len(shape) != 4 or shape[3] != self.head_dim:
             raise ValueError(
-                f"{type(self).__name__}: expected q of shape (batch, heads, length, head_dim) with head_dim "
+                f"{type(self).__name__}: expected {name} of shape (batch, heads, length, head_dim) with head_dim "
                 f"{self.head_dim}, but got {list(shape)}"
             )
-        return self._rotate(q, k, positions, offset, seq_len)
 
     head_dim: int
     #: Keyword arguments of the op that differ from its defaults.
@@ -270,6 +295,16 @@ class Rotary(ScaledRotaryEncoding):
             >>> rope = posenc.nn.Rotary.from_hf({"rope_type": "linear", "factor": 4.0}, head_dim=64)
         """
         return cls(**hf.rotary_arguments(config, layer_type, head_dim, interleaved), **options)
+
+    def shift(self, key: Tensor, by: int) -> Tensor:
+        """Rotates keys on by the angles of ``by`` tokens; with ``exact=False`` these are not rounded to float32."""
+        shifts = self._shifts(key, by)
+        if self.depends_on_call_length:
+            raise ValueError(
+                "Rotary: expected seq_len, one length for all calls, to shift keys whose scaling depends on the length"
+            )
+        options = changed_options(interleaved=self.interleaved)
+        return _rotary(key, shifts, self._frequencies_for(key, shifts, 0, None), **options)
 
     def reset_parameters(self) -> None:
         """Sets learnable frequencies back to those that the options give."""

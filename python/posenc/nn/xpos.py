@@ -70,7 +70,19 @@ class XPos(RotaryEncoding):
         q_turned = self._turn(q, positions, offset)
         return q_turned if k is None else (q_turned, self._turn(k, positions, offset, inverse=True))
 
-    def _turn(self, x: Tensor, positions: Tensor | None, offset: int | Tensor, *, inverse: bool = False) -> Tensor:
+    def shift(self, key: Tensor, by: int) -> Tensor:
+        """Rotates keys on by the angles of ``by`` tokens, and shrinks them by as many."""
+        return self._turn(key, self._shifts(key, by), 0, inverse=True, centre=0.0)
+
+    def _turn(
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        offset: int | Tensor,
+        *,
+        inverse: bool = False,
+        centre: float | None = None,
+    ) -> Tensor:
         growth = on_device_of(x, self._growth)
         cos, sin = ops.rotary_tables(
             positions,
@@ -79,6 +91,6 @@ class XPos(RotaryEncoding):
             offset=offset,
             dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
             decay=-growth if inverse else growth,
-            centre=self.centre,
+            centre=self.centre if centre is None else centre,
         )
         return ops.apply_rotary(x, cos, sin, interleaved=self.interleaved)

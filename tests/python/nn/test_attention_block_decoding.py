@@ -121,12 +121,39 @@ def test_positions_given_in_some_calls_hold_for_all_tokens(name):
     assert cache.positions.tolist() == [positions.tolist()] * BATCH
 
 
-def test_positions_default_to_the_place_in_the_cache():
-    block, x, cache = as_double(BY_NAME["rotary"].block()), embeddings(), new_cache()
+@in_both_languages
+@pytest.mark.parametrize("name", ["rotary", "alibi", "sinusoidal_rotary_alibi"])
+def test_left_out_positions_follow_the_largest_of_each_row(name, namespace):
+    """They once counted from the place in the cache, here 4, without a word."""
+    block, x, cache = as_double(BY_NAME[name].block(namespace)), embeddings(), new_cache(namespace)
+    positions = torch.stack([torch.arange(10, 10 + LENGTH), torch.arange(3, 3 + LENGTH)])
     with torch.no_grad():
-        block(x[:, :4], positions=torch.arange(10, 14), cache=cache)
-        block(x[:, 4:6], cache=cache)
-    assert cache.positions.tolist() == [[10, 11, 12, 13, 4, 5]] * BATCH
+        whole = block.forward(x, positions=positions)
+        parts = [block.forward(x[:, :4], positions=positions[:, :4], cache=cache)]
+        parts += [block.forward(x[:, begin:end], cache=cache) for begin, end in ((4, 5), (5, LENGTH))]
+    assert_close(torch.cat(parts, dim=1), whole)
+    assert cache.positions.tolist() == positions.tolist()
+
+
+@in_both_languages
+def test_left_out_positions_without_a_next_one_are_refused(namespace):
+    x = embeddings()
+    floating = (BY_NAME["rotary"], torch.arange(0, 2, 0.5))
+    several = (BY_NAME["multimodal"], torch.zeros(3, BATCH, 4, dtype=torch.int64))
+    for (stack, positions), kind in ((floating, "are floating"), (several, "have several axes")):
+        block, cache = as_double(stack.block(namespace)), new_cache(namespace)
+        with torch.no_grad():
+            block.forward(x[:, :4], positions=positions, cache=cache)
+            with pytest.raises(ValueError, match=f"those of cached ones {kind} .*: pass positions"):
+                block.forward(x[:, 4:5], cache=cache)
+            assert cache.length == 4
+            block.forward(x[:, 4:8], positions=positions, cache=cache)
+
+
+def test_positions_of_several_axes_may_be_left_out_where_they_always_are():
+    block, x = as_double(BY_NAME["multimodal"].block()), embeddings()
+    with torch.no_grad():
+        assert_close(decode(block, x, [4, 1, 1, 3], new_cache()), block(x))
 
 
 def test_cached_keys_are_turned_by_rotary_encodings_and_left_by_rerope():

@@ -133,12 +133,73 @@ def test_positions_are_kept_for_all_tokens_once_any_are_given(namespace):
     cache.append(tokens(1), tokens(1))
     cache.append(tokens(1), tokens(1), positions=positions([5], [9]))
     cache.append(tokens(1), tokens(1), positions=positions([6]))
-    assert cache.positions.tolist() == [[0, 1, 7, 3, 4, 5, 6], [0, 1, 7, 3, 4, 9, 6]]
+    assert cache.positions.tolist() == [[0, 1, 7, 3, 8, 5, 6], [0, 1, 7, 3, 8, 9, 6]]
     assert cache.positions.dtype == torch.int64
     cache.crop(3)
     assert cache.positions.tolist() == [[0, 1, 7]] * BATCH
     cache.append(tokens(2), tokens(2))
-    assert cache.positions.tolist() == [[0, 1, 7, 3, 4]] * BATCH
+    assert cache.positions.tolist() == [[0, 1, 7, 8, 9]] * BATCH
+
+
+@in_both_languages
+def test_left_out_positions_follow_the_largest_of_each_row(namespace):
+    cache = new_cache(namespace)
+    assert cache.next_positions(3) is None
+    cache.append(tokens(2), tokens(2), positions=positions([9, 4], [-7, -5]).int())
+    assert cache.next_positions(0) is None
+    assert cache.next_positions(3).tolist() == [[10, 11, 12], [-4, -3, -2]]
+    assert cache.length == 2
+    cache.append(tokens(1), tokens(1))
+    assert cache.positions.tolist() == [[9, 4, 10], [-7, -5, -4]]
+    cache.crop(0)
+    cache.append(tokens(1), tokens(1))
+    assert cache.positions is None
+
+
+UNKNOWN = {
+    "are floating": torch.tensor([0.5, 1.5]),
+    "have several axes": torch.zeros(3, 1, 2, dtype=torch.int64),
+}
+
+
+@in_both_languages
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_positions_with_no_known_next_one_must_not_be_left_out(namespace, kind):
+    cache = new_cache(namespace)
+    cache.append(tokens(2), tokens(2))
+    for _ in range(2):
+        cache.append(tokens(2), tokens(2), positions=UNKNOWN[kind])
+    with pytest.raises(ValueError, match=f"those of cached ones {kind} and nothing says .*: pass positions"):
+        cache.append(tokens(1), tokens(1))
+    assert cache.length == 6
+    cache.append(tokens(2), tokens(2), positions=UNKNOWN[kind])
+    cache.append(tokens(0), tokens(0))
+    cache.reset()
+    cache.append(tokens(1), tokens(1))
+    assert cache.positions is None
+
+
+@in_both_languages
+def test_positions_of_several_axes_are_forgotten_with_their_tokens(namespace):
+    cache = new_cache(namespace)
+    cache.append(tokens(2), tokens(2))
+    cache.append(tokens(2), tokens(2), positions=torch.zeros(3, BATCH, 2))
+    cache.crop(3)
+    with pytest.raises(ValueError, match="have several axes"):
+        cache.next_positions(1)
+    cache.crop(2)
+    assert cache.next_positions(1) is None
+
+
+@in_both_languages
+def test_one_axis_and_several_do_not_mix(namespace):
+    one, several = torch.zeros(2, dtype=torch.int64), torch.zeros(3, 1, 2, dtype=torch.int64)
+    for first, second, kind in ((one, several, "one axis"), (several, one, "several axes")):
+        cache = new_cache(namespace)
+        cache.append(tokens(2), tokens(2), positions=first)
+        with pytest.raises(ValueError, match=f"KVCache: expected positions with {kind}, as cached ones have, but got"):
+            cache.append(tokens(2), tokens(2), positions=second)
+        assert cache.length == 2
 
 
 @in_both_languages
@@ -197,9 +258,8 @@ def test_crop_and_reset_forget(namespace):
     assert cache.length == 4
     new = tokens(1)
     assert_bits(cache.append(new, new)[0], torch.cat([k[:, :, :4], new], dim=2))
-    for wrong in (-1, 6):
-        with pytest.raises(ValueError, match=f"expected to crop to a length from 0 to 5, but got {wrong}"):
-            cache.crop(wrong)
+    with pytest.raises(ValueError, match="expected to crop to a length from 0 to 5, .* but got 6"):
+        cache.crop(6)
     cache.reset()
     assert cache.length == 0
     assert cache.positions is None
@@ -244,7 +304,12 @@ WRONG = {
         r"expected positions of shape \(2\) or \(2, 2\)",
     ),
     "batch of positions": ({"positions": torch.zeros(3, 2)}, ValueError, "expected positions of shape"),
-    "axes of positions": ({"positions": torch.zeros(1, 2, 2)}, ValueError, "expected positions of shape"),
+    "rows of axes": (
+        {"positions": torch.zeros(2, 3, 2)},
+        ValueError,
+        r"axes \(axes, 2, 2\), but got \[2, 3, 2\]",
+    ),
+    "axes of positions": ({"positions": torch.zeros(1, 1, 2, 2)}, ValueError, "expected positions of shape"),
     "dtype of positions": ({"positions": torch.ones(2).bool()}, TypeError, "positions of an integer or floating"),
     "device of positions": ({"positions": torch.ones(2, device="meta")}, ValueError, "positions on the cache's device"),
 }
@@ -265,13 +330,34 @@ def test_what_does_not_fit_is_refused_and_nothing_is_stored(namespace, case):
 
 
 @in_both_languages
-@pytest.mark.parametrize("index", range(4))
-def test_sizes_must_be_positive(namespace, index):
-    sizes = [2, 2, 2, 2]
-    sizes[index] = 0
-    name = ("batch_size", "num_kv_heads", "max_length", "head_dim")[index]
+@pytest.mark.parametrize("name", ["batch_size", "num_kv_heads", "max_length", "head_dim", "value_dim"])
+def test_sizes_must_be_positive(namespace, name):
+    sizes = dict.fromkeys(("batch_size", "num_kv_heads", "max_length", "head_dim"), 2)
     with pytest.raises(ValueError, match=f"KVCache: expected {name} to be at least 1, but got 0"):
-        namespace.KVCache(*sizes)
+        namespace.KVCache(**{**sizes, name: 0})
+
+
+@in_both_languages
+def test_values_may_have_another_width_than_keys(namespace):
+    """As in multi-head latent attention; gate keys are as wide as keys."""
+    cache = namespace.KVCache(2, 3, 8, 192, value_dim=128)
+    k, v = torch.randn(2, 3, 5, 192), torch.randn(2, 3, 5, 128)
+    for part in (slice(0, 3), slice(3, 5)):
+        keys, values = cache.append(k[:, :, part], v[:, :, part], gate_key=-k[:, :, part])
+    assert_bits(keys, k)
+    assert_bits(values, v)
+    assert_bits(cache.values, v)
+    assert_bits(cache.gate_keys, -k)
+    one = {"k": k[:, :, :1], "v": v[:, :, :1], "gate_key": k[:, :, :1]}
+    for name in one:
+        wrong = {**one, name: one["k" if name == "v" else "v"]}
+        shapes = (r"\[2, 3, 1, 128\]", r"\[2, 3, 1, 192\]")
+        expected, actual = shapes if name == "v" else reversed(shapes)
+        with pytest.raises(ValueError, match=f"KVCache: expected {name} of shape {expected}, but got {actual}"):
+            cache.append(wrong.pop("k"), wrong.pop("v"), **wrong)
+    assert cache.length == 5
+    cache.reorder(torch.tensor([1, 1]))
+    assert_bits(cache.copy().values, v[[1, 1]])
 
 
 @in_both_languages
@@ -310,7 +396,7 @@ def test_inference_mode_leaves_nothing_behind(namespace):
     assert not cache.positions.is_inference()
     assert not cache.log_decay.is_inference()
     with torch.inference_mode():
-        cache.append(k, k, gate_key=k, log_decay=decays)
+        cache.append(k, k, gate_key=k, log_decay=decays, positions=torch.arange(2))
     assert cache.length == 7
 
 
@@ -331,7 +417,8 @@ def test_attributes_and_repr_say_what_it_is():
     assert (cache.batch_size, cache.num_kv_heads, cache.max_length, cache.head_dim) == (BATCH, HEADS, ROOM, WIDTH)
     assert cache.dtype == torch.bfloat16
     assert cache.device == torch.device("cpu")
-    assert repr(cache) == "KVCache(2, 3, 10, 4, dtype=torch.bfloat16, device='cpu', length=0)"
+    assert cache.value_dim == WIDTH
+    assert repr(cache) == "KVCache(2, 3, 10, 4, value_dim=4, window=None, dtype=torch.bfloat16, device='cpu', length=0)"
 
 
 def test_default_device_is_taken_and_an_explicit_one_wins():

@@ -27,7 +27,7 @@ MODULES = {
     nn.FIRE: {"num_heads": 4, "hidden_dim": 4, "c": 1.0, "threshold": 512.0, "eps": 1.0},
     nn.ForgettingBias: {"embed_dim": 32, "num_heads": 4},
     nn.Kerple: {"num_heads": 4},
-    nn.KVCache: {"batch_size": 1, "num_kv_heads": 2, "max_length": 4, "head_dim": 8},
+    nn.KVCache: {"batch_size": 1, "num_kv_heads": 2, "max_length": 4, "head_dim": 8, "value_dim": 6, "window": 3},
     nn.LearnedAbsolute: {"max_positions": 16, "dim": 8},
     nn.MultimodalRotary: {"head_dim": 8, "sections": (1, 1, 2), "rotary_dim": 8, "base": 1000.0, "seq_len": 32},
     nn.ReRoPE: {"head_dim": 8, "window": 3, "leak": 2.0, "base": 1000.0, "log_scale_length": 16},

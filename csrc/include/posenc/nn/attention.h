@@ -71,13 +71,16 @@ struct AttentionOptions {
 
 /// Options of a call to Attention.
 struct AttentionForwardOptions {
-  /// (T) or (B, T), or for rotary encodings over several axes (A, B, T); absent: the cache's length, else 0, and on.
+  /// (T) or (B, T), or for rotary encodings over several axes (A, B, T). Absent: 0 and on; after cached tokens the
+  /// cache's length and on, or where those came with positions, what follows the largest of each row.
   TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
-  /// (B, Tk) bool, true where a key may be attended; with a cache Tk counts cached and new keys.
+  /// (B, Tk) bool, true where a key may be attended; with a cache Tk counts cached and new keys, those that have left
+  /// its window too.
   TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
   /// (B, Tk) integer: packed sequences, each of which sees itself alone.
   TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
-  /// Where keys and values of earlier tokens are, and those of x go. Not owned.
+  /// Where keys and values of earlier tokens are, and those of x go. One with a window drops what no query of this
+  /// layer's window sees, where positions rise from token to token. Not owned.
   TORCH_ARG(std::add_pointer_t<KVCache>, cache) = nullptr;
 };
 
@@ -98,8 +101,9 @@ struct AttentionForwardOptions {
 /// Raises c10::ValueError for options that do not fit together: a second score encoding, a score encoding that rotates
 /// queries and keys itself together with a rotary one, is_causal(false) with one that is causal by definition, an
 /// encoding made for another width or number of heads; in a call for shapes, and where rotary frequencies depend on the
-/// length of each call (DynamicNTK, LongRoPE without seq_len) with a cache. A call that raises leaves the cache as it
-/// was.
+/// length of each call (DynamicNTK, LongRoPE without seq_len) with a cache, or positions are left out after cached ones
+/// that are floating or have several axes, or the layer's window is wider than that of the cache. A call that raises
+/// leaves the cache as it was.
 class POSENC_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
  public:
   AttentionImpl(int64_t embed_dim, int64_t num_heads) : AttentionImpl(AttentionOptions(embed_dim, num_heads)) {}

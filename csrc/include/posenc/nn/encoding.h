@@ -39,6 +39,9 @@ class POSENC_API RotaryEncoding {
   /// q (B, H, T, D) and k (B, G, T, D) -> both rotated.
   virtual std::tuple<at::Tensor, at::Tensor> rotate(const at::Tensor& q, const at::Tensor& k,
                                                     const RotaryForwardOptions& call) = 0;
+  /// Keys (B, G, T, D) that were rotated, as they would be `by` tokens later (earlier where negative); a magnitude is
+  /// in them already, and is not applied again. KVCache::evict() calls this. c10::NotImplementedError by default.
+  virtual at::Tensor shift(const at::Tensor& key, int64_t by);
   /// True where the frequencies depend on the length of each call, so that cached keys would not match later queries.
   virtual bool depends_on_call_length() const { return false; }
   /// A, where positions are (A, T) or (A, B, T), several axes; absent where they are (T) or (B, T).

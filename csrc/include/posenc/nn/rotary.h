@@ -84,6 +84,9 @@ class POSENC_API RotaryImpl : public torch::nn::Cloneable<RotaryImpl>, public Ro
                                             const RotaryForwardOptions& call) override {
     return forward_qk(q, k, call);
   }
+  /// Rotates keys on by the angles of `by` tokens; with exact(false) these are not rounded to float32. c10::ValueError
+  /// where depends_on_call_length().
+  at::Tensor shift(const at::Tensor& key, int64_t by) override;
   std::optional<int64_t> head_dim() const override { return options.head_dim(); }
   bool depends_on_call_length() const override {
     return scaling::depends_on_length(options.scaling()) && !options.seq_len();

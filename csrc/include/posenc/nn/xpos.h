@@ -51,6 +51,8 @@ class POSENC_API XPosImpl : public torch::nn::Cloneable<XPosImpl>, public Rotary
                                             const RotaryForwardOptions& call) override {
     return forward_qk(q, k, call);
   }
+  /// Rotates keys on by the angles of `by` tokens, and shrinks them by as many.
+  at::Tensor shift(const at::Tensor& key, int64_t by) override;
   std::optional<int64_t> head_dim() const override { return options.head_dim(); }
 
   /// (D/2) radians per token, and (D/2) ln(zeta) / scale_base per token; float64.
@@ -63,7 +65,7 @@ class POSENC_API XPosImpl : public torch::nn::Cloneable<XPosImpl>, public Rotary
 
  private:
   /// x rotated and multiplied by zeta^(sign * (p - centre) / scale_base).
-  at::Tensor rotate_by(const at::Tensor& x, double sign, const RotaryForwardOptions& call) const;
+  at::Tensor rotate_by(const at::Tensor& x, double sign, double centre, const RotaryForwardOptions& call) const;
 
   at::Tensor inv_freq_, decay_;
 };
