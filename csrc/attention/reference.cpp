@@ -267,7 +267,7 @@ void backward_block(const Operands& o, const Block& block, const BackwardArgs& b
   }
   if (of_sink) {
     const Tensor of_logit = *of_sink * common.squeeze(-1);
-    for_each_used_term(o.call, [&](auto term) { term.add_sink_gradient(o, of_logit, sums); });
+    for_each_used_term(o.call, [&](auto term) { term.add_sink_gradient(o, block.rows, of_logit, sums); });
   }
   Tensor grad = at::where(block.visible, weights * (grad_weights + common), 0.0);
   for_each_used_term(o.call, [&](auto term) { term.uncap_scores(o, s.all, grad); });
@@ -327,8 +327,8 @@ Gradients backward(const BackwardArgs& b, const Call& c, Mode mode) {
       backward_block(o, block_of(o, rows), b, sums);
     }
   } else if (b.grad_lse) {
-    for_each_used_term(c, [&](auto term) { term.add_sink_gradient(o, b.grad_lse->to(o.dtype), sums); });
-    sums.next_block();
+    const Rows all{0, c.query().sym_size(2)};
+    for_each_used_term(c, [&](auto term) { term.add_sink_gradient(o, all, b.grad_lse->to(o.dtype), sums); });
   }
   Gradients results;
   for (int64_t input = 0; input < kInputs; ++input) {

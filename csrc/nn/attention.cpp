@@ -9,11 +9,17 @@
 #include <posenc/ops_attention.h>
 
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
 
 namespace posenc::nn {
 namespace {
 
 int64_t kv_heads(const AttentionOptions& o) { return o.num_kv_heads().value_or(o.num_heads()); }
+
+bool is_causal(const AttentionOptions& o) { return o.is_causal().value_or(!o.cross()); }
 
 int64_t head_width(const AttentionOptions& o) { return o.head_dim().value_or(o.embed_dim() / o.num_heads()); }
 
@@ -59,6 +65,34 @@ void check_sizes(const torch::nn::Module& module, const AttentionOptions& o) {
   }
 }
 
+int64_t value_width(const AttentionOptions& o) { return o.value_dim().value_or(head_width(o)); }
+
+/// What a layer with keys of another sequence does not have.
+void check_cross(const AttentionOptions& o) {
+  if (!o.cross()) {
+    return;
+  }
+  TORCH_CHECK_VALUE(!is_causal(o),
+                    "Attention: expected is_causal to be false with cross, whose keys are those of "
+                    "another sequence");
+  TORCH_CHECK_VALUE(!o.window() && !o.window_left() && !o.window_right(),
+                    "Attention: expected no window with cross, whose keys are those of another sequence");
+  TORCH_CHECK_VALUE(o.encodings().empty(),
+                    "Attention: expected no encodings with cross, as queries and keys are tokens of two sequences");
+}
+
+void check_scores(const AttentionOptions& o) {
+  TORCH_CHECK_VALUE(!o.window() || (!o.window_left() && !o.window_right()),
+                    "Attention: expected either window or window_left and window_right, but got both");
+  TORCH_CHECK_VALUE(!o.scale() || std::isfinite(*o.scale()), "Attention: expected a finite scale, but got ",
+                    o.scale().value_or(0.0));
+  TORCH_CHECK_VALUE(!o.softcap() || (std::isfinite(*o.softcap()) && *o.softcap() > 0),
+                    "Attention: expected softcap to be positive and finite, but got ", o.softcap().value_or(0.0));
+  TORCH_CHECK_VALUE(o.softcap_on() == "content" || (o.softcap_on() == "sum" && o.softcap()),
+                    "Attention: expected softcap_on to be 'content', or 'sum' with softcap, but got '", o.softcap_on(),
+                    "'");
+}
+
 void check_encodings(const AttentionOptions& o) {
   for (const auto& module : o.encodings()) {
     TORCH_CHECK_VALUE(module, "Attention: expected encodings, but got an empty module");
@@ -78,12 +112,23 @@ void check_encodings(const AttentionOptions& o) {
   TORCH_CHECK_VALUE(!scores.front()->rotates() || members<RotaryEncoding>(o.encodings()).empty(),
                     "Attention: expected no rotary encoding beside a score encoding that rotates queries and keys "
                     "itself");
-  TORCH_CHECK_VALUE(!scores.front()->always_causal() || o.is_causal(),
+  TORCH_CHECK_VALUE(!scores.front()->always_causal() || is_causal(o),
                     "Attention: expected is_causal to be true beside a score encoding that is causal by definition");
 }
 
-/// (B, T, N * D) -> (B, N, T, D).
-at::Tensor split_heads(const at::Tensor& x, int64_t heads) { return x.unflatten(-1, {heads, -1}).transpose(1, 2); }
+/// (B, T, N * width) -> (B, N, T, width), with as many heads as there are: a shard has fewer.
+at::Tensor split_heads(const at::Tensor& x, int64_t width) { return x.unflatten(-1, {-1, width}).transpose(1, 2); }
+
+/// The same, normed over all heads where the norm is as wide as they are.
+at::Tensor normed(torch::nn::AnyModule& norm, const at::Tensor& x, int64_t width) {
+  if (norm.is_empty()) {
+    return split_heads(x, width);
+  }
+  const auto parameters = norm.ptr()->named_parameters(/*recurse=*/false);
+  const at::Tensor* weight = parameters.find("weight");
+  const bool all = weight != nullptr && weight->dim() == 1 && weight->size(0) != width && weight->size(0) == x.size(2);
+  return all ? split_heads(norm.forward(x), width) : norm.forward(split_heads(x, width));
+}
 
 torch::nn::Linear projection(int64_t from, int64_t to, bool bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(bias));
@@ -102,6 +147,8 @@ void check(const AttentionOptions& o) {
                     " to be a multiple of num_kv_heads, but got ", kv_heads(o));
   TORCH_CHECK_VALUE(o.head_dim() || o.embed_dim() % o.num_heads() == 0, "Attention: expected embed_dim ", o.embed_dim(),
                     " to be a multiple of num_heads ", o.num_heads(), ", or head_dim to be given");
+  check_cross(o);
+  check_scores(o);
   check_encodings(o);
 }
 
@@ -113,8 +160,24 @@ void AttentionImpl::reset() {
                 kv = kv_heads(options) * d;
   q_proj = register_module("q_proj", projection(width, all, options.bias()));
   k_proj = register_module("k_proj", projection(width, kv, options.bias()));
-  v_proj = register_module("v_proj", projection(width, kv, options.bias()));
-  o_proj = register_module("o_proj", projection(all, width, options.output_bias().value_or(options.bias())));
+  const int64_t of_values = value_width(options);
+  v_proj = register_module("v_proj", projection(width, kv_heads(options) * of_values, options.bias()));
+  o_proj = register_module(
+      "o_proj", projection(options.num_heads() * of_values, width, options.output_bias().value_or(options.bias())));
+  // A copy of the layer has norms of its own.
+  const auto own = [&](const char* name, const torch::nn::AnyModule& given) {
+    torch::nn::AnyModule norm = is_built_ && !given.is_empty() ? given.clone() : given;
+    if (!norm.is_empty()) {
+      register_module(name, norm.ptr());
+    }
+    return norm;
+  };
+  q_norm = own("q_norm", options.q_norm());
+  k_norm = own("k_norm", options.k_norm());
+  is_built_ = true;
+  if (options.sinks()) {
+    sinks = register_parameter("sinks", at::zeros({options.num_heads()}));
+  }
   encodings = torch::nn::ModuleList();
   for (const auto& module : options.encodings()) {
     encodings->push_back(module);
@@ -132,6 +195,9 @@ void AttentionImpl::reset_parameters() {
       (*linear)->reset_parameters();
     }
   }
+  if (sinks.defined()) {
+    torch::nn::init::zeros_(sinks);
+  }
 }
 
 std::shared_ptr<torch::nn::Module> AttentionImpl::clone(const std::optional<at::Device>& device) const {
@@ -145,6 +211,8 @@ void AttentionImpl::pretty_print(std::ostream& stream) const {
   auto shown = options;
   shown.num_kv_heads(kv_heads(options))
       .head_dim(head_width(options))
+      .is_causal(is_causal(options))
+      .value_dim(value_width(options))
       .output_bias(options.output_bias().value_or(options.bias()));
   print_options(stream, "Attention", shown);
 }
@@ -173,9 +241,10 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
   }
   if (const auto* cache = call.cache(); cache != nullptr && cache->options().window()) {
     const int64_t kept = *cache->options().window();
-    TORCH_CHECK_VALUE(options.window() && *options.window() <= kept, "Attention: expected a window of at most ", kept,
+    const auto reach = options.window_left() ? std::make_optional(*options.window_left() + 1) : options.window();
+    TORCH_CHECK_VALUE(reach && *reach <= kept, "Attention: expected a window of at most ", kept,
                       ", that of the cache, which drops what is further back, but got ",
-                      options.window() ? c10::str(*options.window()) : "none");
+                      reach ? c10::str(*reach) : "none");
   }
   const auto rotary = members<RotaryEncoding>(encodings);
   if (positions && positions->dim() == 3) {
@@ -201,6 +270,10 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOptions& call) {
   check_call(x, call);
+  if (options.cross()) {
+    return attend_to_context(x, call, attend_options(call));
+  }
+  TORCH_CHECK_VALUE(!call.context(), "Attention: expected no context in a layer that was made without cross");
   KVCache* cache = call.cache();
   const int64_t start = cache == nullptr ? 0 : cache->length();
   auto positions = call.positions();
@@ -215,14 +288,14 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   for (auto* encoding : members<AbsoluteEncoding>(encodings)) {
     embedded = encoding->embed(embedded, AbsoluteForwardOptions().positions(places).offset(places ? 0 : start));
   }
-  const int64_t kv = kv_heads(options);
-  at::Tensor q = split_heads(q_proj->forward(embedded), options.num_heads());
-  at::Tensor k = split_heads(k_proj->forward(embedded), kv), v = split_heads(v_proj->forward(embedded), kv);
+  const int64_t width = head_width(options);
+  at::Tensor q = normed(q_norm, q_proj->forward(embedded), width), k = normed(k_norm, k_proj->forward(embedded), width),
+             v = split_heads(v_proj->forward(embedded), value_width(options));
   auto* score = score_of(encodings);
   TokenState state = score == nullptr ? TokenState() : score->token_state(embedded);
   at::Tensor gate_key;
   if (!gate_proj.is_empty()) {
-    gate_key = split_heads(gate_proj->forward(embedded), kv);
+    gate_key = split_heads(gate_proj->forward(embedded), width);
   }
   const auto rotation = RotaryForwardOptions().positions(positions).offset(positions ? 0 : start);
   for (auto* encoding : members<RotaryEncoding>(encodings)) {
@@ -235,16 +308,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
     state["gate_key"] = gate_key;
   }
 
-  auto attended = AttendOptions()
-                      .key_mask(call.key_mask())
-                      .segment_ids(call.segment_ids())
-                      .window(options.window())
-                      .dropout_p(is_training() ? options.dropout() : 0.0)
-                      .token_state(state);
-  const auto output = [&](const at::Tensor& out) {
-    const at::Tensor y = o_proj->forward(out.transpose(1, 2).flatten(2));
-    return at::dropout(y, options.output_dropout(), is_training());
-  };
+  auto attended = attend_options(call).token_state(state);
   if (cache == nullptr) {
     return output(attend(q, k, v, attended.q_positions(places).k_positions(places)));
   }
@@ -255,9 +319,13 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
     auto known = cache->positions();
     if (const int64_t dropped = cache->dropped(); dropped > 0) {
       const auto visible = [&](const std::optional<at::Tensor>& mask) {
-        return mask ? std::make_optional(mask->slice(-1, dropped)) : std::nullopt;
+        return mask && mask->size(-1) != 1 ? std::make_optional(mask->slice(-1, dropped)) : mask;
       };
-      attended.key_mask(visible(call.key_mask())).segment_ids(visible(call.segment_ids()));
+      attended.key_mask(visible(call.key_mask()))
+          .segment_ids(visible(call.segment_ids()))
+          .attn_mask(visible(call.attn_mask()))
+          .block_ids(visible(call.block_ids()))
+          .bias(visible(call.bias()));
       if (!known && score != nullptr) {  // some of which ask where tokens are, not just how far apart
         known = at::arange(dropped, cache->length(), at::TensorOptions(at::kLong).device(k.device()));
       }
@@ -272,15 +340,72 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   }
 }
 
+AttendOptions AttentionImpl::attend_options(const AttentionForwardOptions& call) const {
+  return AttendOptions()
+      .key_mask(call.key_mask())
+      .segment_ids(call.segment_ids())
+      .attn_mask(call.attn_mask())
+      .block_ids(call.block_ids())
+      .bias(call.bias())
+      .window(options.window())
+      .window_left(options.window_left())
+      .window_right(options.window_right())
+      .scale(options.scale())
+      .sinks(where_defined(sinks))
+      .softcap(options.softcap())
+      .softcap_on(options.softcap_on())
+      .dropout_p(is_training() ? options.dropout() : 0.0);
+}
+
+at::Tensor AttentionImpl::output(const at::Tensor& attended) {
+  const at::Tensor y = o_proj->forward(attended.transpose(1, 2).flatten(2));
+  return at::dropout(y, options.output_dropout(), is_training());
+}
+
+at::Tensor AttentionImpl::attend_to_context(const at::Tensor& x, const AttentionForwardOptions& call,
+                                            const AttendOptions& attended) {
+  TORCH_CHECK_VALUE(!call.positions() && !call.block_ids(),
+                    "Attention: expected neither positions nor block_ids in a layer with cross");
+  KVCache* cache = call.cache();
+  const bool cached = cache != nullptr && cache->length() > 0;
+  TORCH_CHECK_VALUE(call.context() || cached,
+                    "Attention: expected context (batch, length, embed_dim) with cross, but got none");
+  TORCH_CHECK_VALUE(!call.context() || !cached,
+                    "Attention: expected no context, whose keys and values the cache holds: reset() forgets them");
+  const int64_t width = head_width(options);
+  const at::Tensor q = normed(q_norm, q_proj->forward(x), width);
+  if (cached) {
+    return output(attend(q, cache->keys(), cache->values(), attended));
+  }
+  const at::Tensor& context = *call.context();
+  check_dense("Attention", "context", context);
+  TORCH_CHECK_VALUE(context.dim() == 3 && context.size(0) == x.size(0) && context.size(2) == options.embed_dim(),
+                    "Attention: expected context of shape (", x.size(0), ", length, ", options.embed_dim(),
+                    "), but got ", context.sizes());
+  const at::Tensor k = normed(k_norm, k_proj->forward(context), width),
+                   v = split_heads(v_proj->forward(context), value_width(options));
+  if (cache == nullptr) {
+    return output(attend(q, k, v, attended));
+  }
+  KVCache before(*cache);
+  const auto [keys, values] = cache->append(k, v);
+  try {
+    return output(attend(q, keys, values, attended));
+  } catch (...) {
+    *cache = std::move(before);
+    throw;
+  }
+}
+
 at::Tensor AttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AttendOptions& call) const {
   ScoreEncoding* score = score_of(encodings);
   if (score == nullptr) {
-    return posenc::attention(q, k, v, op_options<AttentionFuncOptions>(call).is_causal(options.is_causal()));
+    return posenc::attention(q, k, v, op_options<AttentionFuncOptions>(call).is_causal(is_causal(options)));
   }
   auto own = call;
   if (!score->always_causal()) {
-    own.is_causal(options.is_causal());
+    own.is_causal(is_causal(options));
   }
   if (!score->takes_positions()) {
     own.q_positions(std::nullopt).k_positions(std::nullopt);

@@ -59,9 +59,18 @@ Tensor embed(nn::AbsoluteEncoding& encoding, const Tensor& x, const OptionalTens
 }
 
 Tensor forward(nn::AttentionImpl& module, const Tensor& x, const OptionalTensor& positions,
-               const OptionalTensor& key_mask, const OptionalTensor& segment_ids, nn::KVCache* cache) {
-  return module.forward(
-      x, nn::AttentionForwardOptions().positions(positions).key_mask(key_mask).segment_ids(segment_ids).cache(cache));
+               const OptionalTensor& key_mask, const OptionalTensor& segment_ids, const OptionalTensor& attn_mask,
+               const OptionalTensor& block_ids, const OptionalTensor& bias, const OptionalTensor& context,
+               nn::KVCache* cache) {
+  return module.forward(x, nn::AttentionForwardOptions()
+                               .positions(positions)
+                               .key_mask(key_mask)
+                               .segment_ids(segment_ids)
+                               .attn_mask(attn_mask)
+                               .block_ids(block_ids)
+                               .bias(bias)
+                               .context(context)
+                               .cache(cache));
 }
 
 nn::TokenState to_token_state(const py::dict& given) {
@@ -271,7 +280,9 @@ void bind_modules(py::module_& m) {
 
   Bound<nn::AttentionImpl>(m, "Attention")
       .call("forward", &forward, py::arg("x"), py::kw_only(), py::arg("positions") = py::none(),
-            py::arg("key_mask") = py::none(), py::arg("segment_ids") = py::none(), py::arg("cache") = py::none())
+            py::arg("key_mask") = py::none(), py::arg("segment_ids") = py::none(), py::arg("attn_mask") = py::none(),
+            py::arg("block_ids") = py::none(), py::arg("bias") = py::none(), py::arg("context") = py::none(),
+            py::arg("cache") = py::none())
       .check_options("check_attention");
 }
 

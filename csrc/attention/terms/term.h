@@ -48,8 +48,8 @@ struct Term {
                                    const Tensor& /*weights*/, const Tensor& /*grad_out*/, Tensor& /*grad_weights*/,
                                    reference::GradientSums& /*sums*/) {}
   /// Takes the gradient (B, H, length) of those logits.
-  static void add_sink_gradient(const reference::Operands& /*o*/, const Tensor& /*grad*/,
-                                reference::GradientSums& /*sums*/) {}
+  static void add_sink_gradient(const reference::Operands& /*o*/, const reference::Rows& /*rows*/,
+                                const Tensor& /*grad*/, reference::GradientSums& /*sums*/) {}
   /// From the gradient of what cap_scores() and cap_product() made, `scores` and `product`, to that of what they took.
   static void uncap_scores(const reference::Operands& /*o*/, const Tensor& /*scores*/, Tensor& /*grad*/) {}
   static void uncap_product(const reference::Operands& /*o*/, const Tensor& /*product*/, Tensor& /*grad*/) {}

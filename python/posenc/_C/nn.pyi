@@ -160,8 +160,16 @@ class Attention(_Module):
         output_dropout: float = 0.0,
         bias: bool = False,
         output_bias: bool | None = None,
-        is_causal: bool = True,
+        is_causal: bool | None = None,
         window: int | None = None,
+        window_left: int | None = None,
+        window_right: int | None = None,
+        scale: float | None = None,
+        sinks: bool = False,
+        softcap: float | None = None,
+        softcap_on: str = "content",
+        value_dim: int | None = None,
+        cross: bool = False,
     ) -> None: ...
     def forward(
         self,
@@ -170,6 +178,10 @@ class Attention(_Module):
         positions: Tensor | None = None,
         key_mask: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        block_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+        context: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor: ...
 
@@ -183,8 +195,16 @@ def check_attention(
     output_dropout: float = 0.0,
     bias: bool = False,
     output_bias: bool | None = None,
-    is_causal: bool = True,
+    is_causal: bool | None = None,
     window: int | None = None,
+    window_left: int | None = None,
+    window_right: int | None = None,
+    scale: float | None = None,
+    sinks: bool = False,
+    softcap: float | None = None,
+    softcap_on: str = "content",
+    value_dim: int | None = None,
+    cross: bool = False,
 ) -> None: ...
 
 class _ScoreModule(_Module):

@@ -1,5 +1,5 @@
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from posenc.nn.kv_cache import KVCache
 from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding
 from posenc.nn.score import ScoreEncoding
+from posenc.ops.keywords import Window, given, keyword
+
+_OPTIONS = {"window": keyword("window", None, Window)}
 
 
 class Attention(Encoding):
@@ -40,14 +43,25 @@ class Attention(Encoding):
         output_dropout: Probability with which an element of the output is zeroed in training.
         bias: Whether the projections to queries, keys, values and gate keys have one.
         output_bias: Whether the output projection has one; None: as ``bias``.
-        is_causal: Queries see no later keys.
-        window: Positions that a query sees, its own included; None: all.
+        is_causal: Queries see no later keys; None: True, but for ``cross``.
+        window: Positions that a query sees, its own included; or (left, right), how far it sees to both sides, None in
+            a place for any distance. None: all.
+        q_norm, k_norm: Modules that norm queries and keys before rotary encodings: (B, heads, T, D) -> the same, for
+            each head (Qwen3, Gemma 3); or (B, T, heads * D), where ``weight`` has heads * D elements (OLMo 2).
+        scale: Multiplies q . k; None: that of the score encoding, else ``1 / sqrt(D)``.
+        sinks: Whether a parameter (H) of logits without a value joins the softmax (gpt-oss), initially 0.
+        softcap, softcap_on: Scores become ``softcap * tanh(score / softcap)``; see :mod:`posenc.ops`.
+        value_dim: Dv, the width of a head's values; None: D.
+        cross: Keys and values come from ``context``, another sequence (Whisper, T5): not causal, without a window,
+            positions and encodings.
 
     Attributes:
         q_proj, k_proj, v_proj, o_proj: The projections, each a ``torch.nn.Linear``.
         gate_proj: Projection to the gate keys, where the score encoding needs them (CoPE with ``gate="key"``), else
             None. Rotary encodings rotate gate keys as they do keys.
         encodings: The encodings, a ``torch.nn.ModuleList``.
+        q_norm, k_norm: The norms, or None.
+        sinks: The parameter (H), or None.
 
     Shape:
         x (B, T, embed_dim) -> the same
@@ -83,8 +97,16 @@ class Attention(Encoding):
         output_dropout: float = 0.0,
         bias: bool = False,
         output_bias: bool | None = None,
-        is_causal: bool = True,
-        window: int | None = None,
+        is_causal: bool | None = None,
+        window: Window = None,
+        q_norm: torch.nn.Module | None = None,
+        k_norm: torch.nn.Module | None = None,
+        scale: float | None = None,
+        sinks: bool = False,
+        softcap: float | None = None,
+        softcap_on: Literal["content", "sum"] = "content",
+        value_dim: int | None = None,
+        cross: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(encodings, Iterable):
@@ -100,9 +122,16 @@ class Attention(Encoding):
             head_dim=head_dim,
             dropout=dropout,
             output_dropout=output_dropout,
-            window=window,
+            is_causal=is_causal,
+            **given("Attention", _OPTIONS, {"window": window}),
+            scale=scale,
+            softcap=softcap,
+            softcap_on=softcap_on,
+            value_dim=value_dim,
+            cross=cross,
         )
-        score = _check_encodings(encodings, is_causal)
+        is_causal = not cross if is_causal is None else is_causal
+        score = _check_encodings(encodings, is_causal, cross)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -113,32 +142,46 @@ class Attention(Encoding):
         self.output_bias = bias if output_bias is None else output_bias
         self.is_causal = is_causal
         self.window = window
+        self.scale = scale
+        self.softcap = softcap
+        self.softcap_on = softcap_on
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        self.cross = cross
         for encoding in encodings:
             self._check_sizes(encoding)
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = made(torch.nn.Linear(embed_dim, width, bias=bias))
         self.k_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias))
-        self.v_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias))
-        self.o_proj = made(torch.nn.Linear(width, embed_dim, bias=self.output_bias))
+        self.v_proj = made(torch.nn.Linear(embed_dim, self.num_kv_heads * self.value_dim, bias=bias))
+        self.o_proj = made(torch.nn.Linear(self.num_heads * self.value_dim, embed_dim, bias=self.output_bias))
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.sinks = torch.nn.Parameter(torch.zeros(num_heads)) if sinks else None
         needs_gate_key = score is not None and score.needs_gate_key
         self.gate_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias)) if needs_gate_key else None
         self.encodings = torch.nn.ModuleList(encodings)
-        self._fix("embed_dim", "num_heads", "num_kv_heads", "head_dim", "bias", "output_bias", "is_causal")
+        self._fix("embed_dim", "num_heads", "num_kv_heads", "head_dim", "value_dim", "bias", "output_bias")
+        self._fix("is_causal", "cross")
 
     def reset_parameters(self) -> None:
-        """Draws the projections anew; encodings, and what has replaced a projection, are left as they are."""
+        """Draws the projections anew and zeroes the sinks; encodings, norms, and what has replaced a projection, are
+        left as they are."""
         for linear in made_inside(self):
             linear.reset_parameters()
+        self._reset_own()
 
     def _reset_own(self) -> None:
-        """All parameters are those of submodules."""
+        """The sinks alone: other parameters are those of submodules."""
+        if self.sinks is not None:
+            torch.nn.init.zeros_(self.sinks)
 
     def extra_repr(self) -> str:
         """The options."""
         return (
             f"{self.embed_dim}, {self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
             f"dropout={self.dropout}, output_dropout={self.output_dropout}, bias={self.bias}, "
-            f"output_bias={self.output_bias}, is_causal={self.is_causal}, window={self.window}"
+            f"output_bias={self.output_bias}, is_causal={self.is_causal}, window={self.window}, scale={self.scale}, "
+            f"sinks={self.sinks is not None}, softcap={self.softcap}, softcap_on={self.softcap_on!r}, "
+            f"value_dim={self.value_dim}, cross={self.cross}"
         )
 
     def forward(
@@ -148,6 +191,10 @@ class Attention(Encoding):
         positions: Tensor | None = None,
         key_mask: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        block_ids: Tensor | None = None,
+        bias: Tensor | None = None,
+        context: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
         """Attention of the tokens of ``x`` to each other, and to those in ``cache``.
@@ -160,6 +207,11 @@ class Attention(Encoding):
             key_mask: (B, Tk) bool, True where a key may be attended; with a cache Tk counts cached and new keys, those
                 that have left its window too.
             segment_ids: (B, Tk) integer: packed sequences, each of which sees itself alone.
+            attn_mask: Bool, broadcastable to (B, H, T, Tk), True where a query may attend to a key.
+            block_ids: (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block.
+            bias: Broadcastable to (B, H, T, Tk), added to the scores.
+            context: (B, Tk, embed_dim), in a layer with ``cross`` alone: keys and values are made of it. With a cache
+                the first call gives it, and later ones find its keys and values there.
             cache: Where keys and values of earlier tokens are, and those of ``x`` go. One with a window drops what no
                 query of this layer's window sees, where positions rise from token to token.
 
@@ -172,6 +224,14 @@ class Attention(Encoding):
             TypeError: A dtype does not fit.
         """
         self._check_call(x, positions, cache)
+        masks = {"key_mask": key_mask, "segment_ids": segment_ids, "attn_mask": attn_mask, "block_ids": block_ids}
+        masks["bias"] = bias
+        if self.cross:
+            if positions is not None or block_ids is not None:
+                raise ValueError("Attention: expected neither positions nor block_ids in a layer with cross=True")
+            return self._attend_to_context(x, context, cache, masks)
+        if context is not None:
+            raise ValueError("Attention: expected no context in a layer that was made without cross=True")
         start = 0 if cache is None else cache.length
         if cache is not None and positions is None:
             positions = cache.next_positions(x.shape[1])
@@ -180,12 +240,12 @@ class Attention(Encoding):
         for encoding in self._members(AbsoluteEncoding):
             x = encoding(x, places, offset=start if places is None else 0)
 
-        q = self._heads(self.q_proj(x), self.num_heads)
-        k = self._heads(self.k_proj(x), self.num_kv_heads)
-        v = self._heads(self.v_proj(x), self.num_kv_heads)
+        q = self._normed(self.q_norm, self.q_proj(x))
+        k = self._normed(self.k_norm, self.k_proj(x))
+        v = self._heads(self.v_proj(x), self.value_dim)
         score = self._score()
         state: dict[str, Tensor] = {} if score is None else score.token_state(x)
-        gate_key = None if self.gate_proj is None else self._heads(self.gate_proj(x), self.num_kv_heads)
+        gate_key = None if self.gate_proj is None else self._heads(self.gate_proj(x), self.head_dim)
         offset = start if positions is None else 0
         for encoding in self._members(RotaryEncoding):
             if gate_key is not None:
@@ -194,7 +254,6 @@ class Attention(Encoding):
         if gate_key is not None:
             state = {**state, "gate_key": gate_key}
 
-        masks = {"key_mask": key_mask, "segment_ids": segment_ids}
         if cache is None:
             return self._output(self._attend(q, k, v, state, places, places, masks))
         before = cache._snapshot()
@@ -202,11 +261,42 @@ class Attention(Encoding):
         try:
             known = cache.positions
             if cache.window is not None:  # also while nothing is dropped, so that compiled graphs serve both
-                masks = {name: mask if mask is None else mask[..., cache.dropped :] for name, mask in masks.items()}
+                masks = {name: _without_first(mask, cache.dropped) for name, mask in masks.items()}
                 if known is None and score is not None:  # some of which ask where tokens are, not just how far apart
                     known = torch.arange(cache.dropped, cache.length, device=k.device)
             new = None if known is None else known[..., known.shape[-1] - q.shape[2] :]
             return self._output(self._attend(q, k, v, cache.token_state, new, known, masks))
+        except Exception:
+            cache._restore(before)
+            raise
+
+    def _attend_to_context(
+        self, x: Tensor, context: Tensor | None, cache: KVCache | None, masks: dict[str, Tensor | None]
+    ) -> Tensor:
+        """Attention of ``x`` to the tokens of another sequence, which ``cache`` may hold already."""
+        q = self._normed(self.q_norm, self.q_proj(x))
+        if cache is not None and cache.length > 0:
+            if context is not None:
+                raise ValueError(
+                    "Attention: expected no context, whose keys and values the cache holds: reset() forgets them"
+                )
+            return self._output(self._attend(q, cache.keys, cache.values, {}, None, None, masks))
+        if context is None:
+            raise ValueError("Attention: expected context (batch, length, embed_dim) with cross=True, but got None")
+        check_dense("Attention", "context", context)
+        if context.dim() != 3 or context.shape[0] != x.shape[0] or context.shape[2] != self.embed_dim:
+            raise ValueError(
+                f"Attention: expected context of shape ({x.shape[0]}, length, {self.embed_dim}), but got "
+                f"{list(context.shape)}"
+            )
+        k = self._normed(self.k_norm, self.k_proj(context))
+        v = self._heads(self.v_proj(context), self.value_dim)
+        if cache is None:
+            return self._output(self._attend(q, k, v, {}, None, None, masks))
+        before = cache._snapshot()
+        k, v = cache.append(k, v)
+        try:
+            return self._output(self._attend(q, k, v, {}, None, None, masks))
         except Exception:
             cache._restore(before)
             raise
@@ -226,6 +316,10 @@ class Attention(Encoding):
         masks: dict[str, Tensor | None],
     ) -> Tensor:
         call: dict[str, Any] = {"window": self.window, "dropout_p": self.dropout if self.training else 0.0, **masks}
+        call |= {"scale": self.scale, "sinks": self.sinks, "softcap": self.softcap}
+        if self.softcap is not None:
+            call["softcap_on"] = self.softcap_on
+        call = {name: value for name, value in call.items() if value is not None}
         places: dict[str, Any] = {"q_positions": q_positions, "k_positions": k_positions}
         score = self._score()
         if score is None:
@@ -243,9 +337,18 @@ class Attention(Encoding):
     def _members(self, family: type) -> list[Any]:
         return [encoding for encoding in self.encodings if isinstance(encoding, family)]
 
-    def _heads(self, x: Tensor, heads: int) -> Tensor:
-        """(B, T, heads * D) -> (B, heads, T, D)."""
-        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+    def _heads(self, x: Tensor, width: int) -> Tensor:
+        """(B, T, heads * width) -> (B, heads, T, width), with as many heads as there are: a shard has fewer."""
+        return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+    def _normed(self, norm: torch.nn.Module | None, x: Tensor) -> Tensor:
+        """(B, T, heads * D) -> (B, heads, T, D), normed over all heads where the norm is as wide as they are."""
+        if norm is None:
+            return self._heads(x, self.head_dim)
+        weight = getattr(norm, "weight", None)
+        if isinstance(weight, Tensor) and weight.shape != (self.head_dim,) and weight.shape == x.shape[-1:]:
+            return self._heads(norm(x), self.head_dim)
+        return norm(self._heads(x, self.head_dim))
 
     def _check_sizes(self, encoding: Encoding) -> None:
         """Raises where an encoding was made for embeddings or heads of another size."""
@@ -270,7 +373,10 @@ class Attention(Encoding):
         rotary = self._members(RotaryEncoding)
         if positions is not None:
             self._check_positions(positions, x, rotary)
-        if cache is not None and cache.window is not None and (self.window is None or self.window > cache.window):
+        reach = self.window
+        if isinstance(reach, tuple):
+            reach = None if reach[0] is None else reach[0] + 1
+        if cache is not None and cache.window is not None and (reach is None or reach > cache.window):
             raise ValueError(
                 f"Attention: expected a window of at most {cache.window}, that of the cache, which drops what is "
                 f"further back, but got {self.window}"
@@ -309,13 +415,23 @@ class Attention(Encoding):
                 )
 
 
-def _check_encodings(encodings: list[Encoding], is_causal: bool) -> ScoreEncoding | None:
+def _without_first(mask: Tensor | None, keys: int) -> Tensor | None:
+    """A mask of the keys that follow the first ones; its last axis counts keys, or is broadcast."""
+    return mask if mask is None or mask.shape[-1] == 1 else mask[..., keys:]
+
+
+def _check_encodings(encodings: list[Encoding], is_causal: bool, cross: bool) -> ScoreEncoding | None:
     """The score encoding, if there is one; raises where the encodings do not fit together."""
     for encoding in encodings:
         if not isinstance(encoding, (AbsoluteEncoding, RotaryEncoding, ScoreEncoding)):
             raise TypeError(
                 "Attention: expected encodings to be absolute, rotary or score encodings of posenc, but got "
                 f"{type(encoding).__name__}"
+            )
+        if cross:
+            raise ValueError(
+                "Attention: expected no encodings with cross=True, as queries and keys are tokens of two sequences, "
+                f"but got {type(encoding).__name__}"
             )
     scores = [encoding for encoding in encodings if isinstance(encoding, ScoreEncoding)]
     if not scores:

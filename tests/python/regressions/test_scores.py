@@ -40,6 +40,16 @@ def test_a_query_without_keys_gives_0_and_its_sink():
     assert_near(gradient, 1 + torch.sigmoid(sinks))
 
 
+@pytest.mark.parametrize("shape", [(2,), (1, 2, 5)], ids=["head", "query"])
+def test_second_derivatives_of_sinks(shape):
+    q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
+    sinks = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    leaves = (q.requires_grad_(), sinks)
+    assert torch.autograd.gradgradcheck(
+        lambda q, sinks: posenc.ops.attention(q, k, v, sinks=sinks, return_lse=True), leaves
+    )
+
+
 def test_without_any_key_lse_is_the_sink_and_has_its_gradient():
     sinks = torch.tensor([0.7, -1.0], requires_grad=True)
     q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 0, 4)

@@ -23,14 +23,15 @@ void Sinks::add_sink(const Operands& o, const Rows& rows, OptionalTensor& sink) 
   sink = x.dim() == 1 ? x.unsqueeze(-1) : x.narrow_symint(2, rows.begin, rows.length);
 }
 
-void Sinks::add_sink_gradient(const Operands& o, const Tensor& grad, GradientSums& sums) {
+void Sinks::add_sink_gradient(const Operands& o, const Rows& rows, const Tensor& grad, GradientSums& sums) {
   if (!sums.wants(kSinks)) {
     return;
   }
   if (o[kSinks].dim() == 1) {
     sums.add(kSinks, grad.sum({0, 2}));
   } else {
-    sums.add_rows(kSinks, grad.unsqueeze(-1));
+    const c10::SymInt after = o.call.query().sym_size(2) - rows.begin - rows.length;
+    sums.add(kSinks, at::constant_pad_nd_symint(grad, {rows.begin, after}));
   }
 }
 

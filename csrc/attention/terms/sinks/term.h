@@ -9,7 +9,8 @@ struct Sinks : Term {
   static bool used(const Call& c) { return c.has(kSinks); }
   static void check(const Call& c);
   static void add_sink(const reference::Operands& o, const reference::Rows& rows, OptionalTensor& sink);
-  static void add_sink_gradient(const reference::Operands& o, const Tensor& grad, reference::GradientSums& sums);
+  static void add_sink_gradient(const reference::Operands& o, const reference::Rows& rows, const Tensor& grad,
+                                reference::GradientSums& sums);
 };
 
 }  // namespace posenc::attention_ops

@@ -5,6 +5,7 @@
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
@@ -12,6 +13,7 @@
 
 #include <memory>
 #include <ostream>
+#include <string>
 #include <vector>
 
 namespace posenc::nn {
@@ -43,6 +45,14 @@ struct AttentionOptions {
     visit("output_bias", self.output_bias());
     visit("is_causal", self.is_causal());
     visit("window", self.window(), at_least(1));
+    visit("window_left", self.window_left(), at_least(0));
+    visit("window_right", self.window_right(), at_least(0));
+    visit("scale", self.scale());
+    visit("sinks", self.sinks());
+    visit("softcap", self.softcap());
+    visit("softcap_on", self.softcap_on());
+    visit("value_dim", self.value_dim(), at_least(1));
+    visit("cross", self.cross());
   }
 
   /// Width of x.
@@ -64,9 +74,28 @@ struct AttentionOptions {
   TORCH_ARG(bool, bias) = false;
   /// Of the output projection; absent: as bias.
   TORCH_ARG(std::optional<bool>, output_bias) = std::nullopt;
-  TORCH_ARG(bool, is_causal) = true;
+  /// Absent: true, but for cross.
+  TORCH_ARG(std::optional<bool>, is_causal) = std::nullopt;
   /// Positions that a query sees, its own included; absent: all.
   TORCH_ARG(std::optional<int64_t>, window) = std::nullopt;
+  /// Instead: how far a query sees to both sides; absent: any distance.
+  TORCH_ARG(std::optional<int64_t>, window_left) = std::nullopt;
+  TORCH_ARG(std::optional<int64_t>, window_right) = std::nullopt;
+  /// Multiplies q . k; absent: that of the score encoding, else 1 / sqrt(D).
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  /// Whether a parameter (H) of logits without a value joins the softmax (gpt-oss), initially 0.
+  TORCH_ARG(bool, sinks) = false;
+  /// Scores become softcap * tanh(score / softcap), "content" or "sum" (posenc/attention_arguments.h).
+  TORCH_ARG(std::optional<double>, softcap) = std::nullopt;
+  TORCH_ARG(std::string, softcap_on) = "content";
+  /// Dv, the width of a head's values; absent: D.
+  TORCH_ARG(std::optional<int64_t>, value_dim) = std::nullopt;
+  /// Keys and values come from another sequence (Whisper, T5): not causal, without a window, positions and encodings.
+  TORCH_ARG(bool, cross) = false;
+  /// Norm queries and keys before rotary encodings: (B, heads, T, D) -> the same, for each head (Qwen3, Gemma 3); or
+  /// (B, T, heads * D), where `weight` has heads * D elements (OLMo 2).
+  TORCH_ARG(torch::nn::AnyModule, q_norm);
+  TORCH_ARG(torch::nn::AnyModule, k_norm);
 };
 
 /// Options of a call to Attention.
@@ -79,6 +108,15 @@ struct AttentionForwardOptions {
   TORCH_ARG(std::optional<at::Tensor>, key_mask) = std::nullopt;
   /// (B, Tk) integer: packed sequences, each of which sees itself alone.
   TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
+  /// bool, broadcastable to (B, H, T, Tk): true where a query may attend to a key.
+  TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
+  /// (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block.
+  TORCH_ARG(std::optional<at::Tensor>, block_ids) = std::nullopt;
+  /// Broadcastable to (B, H, T, Tk), added to the scores.
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  /// (B, Tk, embed_dim), in a layer with cross alone: keys and values are made of it. With a cache the first call gives
+  /// it, and later ones find its keys and values there.
+  TORCH_ARG(std::optional<at::Tensor>, context) = std::nullopt;
   /// Where keys and values of earlier tokens are, and those of x go. One with a window drops what no query of this
   /// layer's window sees, where positions rise from token to token. Not owned.
   TORCH_ARG(std::add_pointer_t<KVCache>, cache) = nullptr;
@@ -122,6 +160,10 @@ class POSENC_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
   torch::nn::Linear q_proj = nullptr, k_proj = nullptr, v_proj = nullptr, o_proj = nullptr;
   /// Empty unless the score encoding needs gate keys.
   torch::nn::Linear gate_proj = nullptr;
+  /// Empty unless given.
+  torch::nn::AnyModule q_norm, k_norm;
+  /// (H), undefined unless asked for.
+  at::Tensor sinks;
   torch::nn::ModuleList encodings = nullptr;
 
  protected:
@@ -130,6 +172,10 @@ class POSENC_API AttentionImpl : public torch::nn::Cloneable<AttentionImpl> {
  private:
   void check_call(const at::Tensor& x, const AttentionForwardOptions& call) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttendOptions& call) const;
+  at::Tensor attend_to_context(const at::Tensor& x, const AttentionForwardOptions& call, const AttendOptions& options);
+  AttendOptions attend_options(const AttentionForwardOptions& call) const;
+  at::Tensor output(const at::Tensor& attended);
+  bool is_built_ = false;
 };
 
 TORCH_MODULE(Attention);
