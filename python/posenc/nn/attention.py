@@ -159,8 +159,10 @@ class Attention(Encoding):
         needs_gate_key = score is not None and score.needs_gate_key
         self.gate_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias)) if needs_gate_key else None
         self.encodings = torch.nn.ModuleList(encodings)
-        self._fix("embed_dim", "num_heads", "num_kv_heads", "head_dim", "value_dim", "bias", "output_bias")
-        self._fix("is_causal", "cross")
+        self._fix(
+            *("embed_dim", "num_heads", "num_kv_heads", "head_dim", "value_dim"),
+            *("bias", "output_bias", "is_causal", "cross"),
+        )
 
     def reset_parameters(self) -> None:
         """Draws the projections anew and zeroes the sinks; encodings, norms, and what has replaced a projection, are

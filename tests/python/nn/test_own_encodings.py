@@ -141,8 +141,8 @@ def test_signatures_show_names_types_and_defaults(name):
     module = SCORES[name]()
     attend, logits = inspect.signature(module.attend).parameters, inspect.signature(module.logits).parameters
     assert list(attend)[:3] == ["query", "key", "value"]
-    assert set(attend) - set(logits) == {"value", "dropout_p", "return_lse"}
-    assert attend["window"].annotation == int | None and attend["window"].default is None
+    assert set(attend) - set(logits) == {"value", "dropout_p", "sinks", "return_lse"}
+    assert attend["window"].annotation == posenc.ops.keywords.Window and attend["window"].default is None
     assert (attend["dropout_p"].default, attend["return_lse"].default) == (0.0, False)
     assert ("is_causal" in attend) != module.always_causal
     assert {"q_positions", "k_positions"} <= set(attend) or not module.takes_positions
