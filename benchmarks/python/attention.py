@@ -11,7 +11,7 @@ import attention_peers as peers
 import environment
 import posenc
 from attention_case import DTYPES, LENGTHS, OP, SDPA, TOLERANCE, Size, attend, attention_case, plain
-from attention_reference import Block, Formula, biased, capped, distances, relative, sunk
+from attention_reference import Block, Formula, biased, capped, disentangled, distances, relative, sunk
 from attention_reference import attend as causal
 from case import MODES, Case, Comparison, Contender
 
@@ -238,6 +238,16 @@ def _relative(q: Tensor, k: Tensor, v: Tensor, rel_query: Tensor, rel_k: Tensor)
     return (posenc.ops.relative_attention(q, k, v, rel_k, rel_query=rel_query, max_distance=reach, is_causal=True),)
 
 
+def _disentangled(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> tuple[Tensor]:
+    rel_k = tables[0] if len(tables) > 1 else None
+    return (posenc.ops.relative_attention(q, k, v, rel_k, rel_q=tables[-1], is_causal=True),)
+
+
+def _table(size: Size) -> Tensor:
+    """As DeBERTa v3 has them, 256 distances in each direction."""
+    return torch.randn(size.heads, 513, size.head_dim)
+
+
 def _all_true(q: Tensor) -> Tensor:
     return torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
 
@@ -260,6 +270,8 @@ TERMS = {
         1.25,
         lambda size: [lambda: size.query(torch.float32), lambda: torch.randn(size.keys, size.head_dim)],
     ),
+    "position to content": Term(_disentangled, disentangled, 1.35, lambda size: [lambda: _table(size)]),
+    "DeBERTa": Term(_disentangled, disentangled, 1.6, lambda size: [lambda: _table(size)] * 2),
 }
 
 

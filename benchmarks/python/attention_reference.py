@@ -156,6 +156,19 @@ def relative(block: Block, query: Tensor, key: Tensor, value: Tensor, rel_query:
     return weights(block, scores(block, query, key) + by_row.gather(-1, row)) @ block.of_keys(value)
 
 
+def disentangled(block: Block, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor) -> Tensor:
+    """Causal attention with tables (H, 2R + 1, D) over distances: the last multiplies keys, one before it queries
+    (DeBERTa)."""
+    added = scores(block, query, key)
+    radius = tables[0].shape[1] // 2
+    row = (block.distances().clamp(-radius, radius) + radius).expand(added.shape)
+    scale = query.shape[-1] ** -0.5
+    if len(tables) > 1:
+        added = added + (block.of_queries(query) @ tables[0].transpose(1, 2) * scale).gather(-1, row)
+    by_key = tables[-1] @ block.of_keys(key).transpose(-1, -2) * scale
+    return weights(block, added + by_key.gather(-2, row)) @ block.of_keys(value)
+
+
 def scores(block: Block, query: Tensor, key: Tensor) -> Tensor:
     """Of every key, hidden ones too."""
     return block.of_queries(query) @ block.of_keys(key).transpose(-1, -2) * query.shape[-1] ** -0.5

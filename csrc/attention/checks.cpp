@@ -45,6 +45,16 @@ void check_table(const Call& c, Input input) {
                    " to be float32, float64, bfloat16 or float16, but got ", x.scalar_type());
 }
 
+void check_rows_of_distances(const Call& c, Input input, const c10::SymInt& width) {
+  check_table(c, input);
+  const Tensor& x = c[input];
+  const c10::SymInt heads = c.query().sym_size(1);
+  TORCH_CHECK_VALUE((x.dim() == 2 || (x.dim() == 3 && equal(x.sym_size(0), heads))) && equal(x.sym_size(-1), width) &&
+                        holds((x.sym_size(-2) % 2).sym_eq(1)),
+                    op_name(c), ": expected ", name_of(c, input), " of shape (2R + 1, ", width, ") or (", heads,
+                    ", 2R + 1, ", width, "), but got ", x.sym_sizes());
+}
+
 void check_counts_tokens(const Call& c, const char* term) {
   const c10::SymInt queries = c.query().sym_size(2), keys = c.key().sym_size(2);
   TORCH_CHECK_VALUE(c.is_causal, op_name(c), ": expected is_causal=True with ", term,

@@ -33,6 +33,9 @@ bool equal(const c10::SymInt& a, const c10::SymInt& b);
 /// The device, layout and dtype of a table or bias.
 void check_table(const Call& c, Input input);
 
+/// Raises unless a table over clipped distances is (2R+1, width) or (heads, 2R+1, width).
+void check_rows_of_distances(const Call& c, Input input, const c10::SymInt& width);
+
 /// The device and layout of an argument, which are those of query.
 void check_beside_query(const Call& c, const char* name, const Tensor& x);
 

@@ -9,7 +9,8 @@ namespace posenc::attention_ops {
 /// The final scores (B, H, Tq, Tk) of the op of the same name, float32 (float64 for float64), hidden keys -infinity:
 /// softmax(logits) value is what the op returns. options.dropout_p counts as 0.
 at::Tensor attention_logits(const at::Tensor& query, const at::Tensor& key, const AttentionFuncOptions& options);
-at::Tensor relative_attention_logits(const at::Tensor& query, const at::Tensor& key, const at::Tensor& rel_k,
+at::Tensor relative_attention_logits(const at::Tensor& query, const at::Tensor& key,
+                                     const std::optional<at::Tensor>& rel_k,
                                      const RelativeAttentionFuncOptions& options);
 at::Tensor cope_attention_logits(const at::Tensor& query, const at::Tensor& key, const at::Tensor& pos_emb,
                                  const CopeAttentionFuncOptions& options);

@@ -28,8 +28,10 @@ Call with_even_tables(Call c) {
                     "relative_attention: expected beyond to be 'clip' or 'zero', but got '", c.beyond, "'");
   TORCH_CHECK_VALUE(c.max_distance_left.has_value() == c.max_distance_right.has_value(),
                     "relative_attention: expected max_distance_left with max_distance_right, but got one of them");
+  TORCH_CHECK_VALUE(c.has(kRelK) || c.has(kRelQ),
+                    "relative_attention: expected rel_k or rel_q, a table over distances, but got neither");
   const bool zero = c.beyond == "zero";
-  for (const Input input : {kRelK, kRelV}) {
+  for (const Input input : {kRelK, kRelV, kRelQ}) {
     if (!c.has(input) || (!c.max_distance_left && !zero)) {
       continue;
     }
@@ -126,12 +128,13 @@ Call call_of(const Options& o, const Tensor& query, const Tensor& key) {
   return c;
 }
 
-Call relative_call(const RelativeAttentionFuncOptions& o, const Tensor& query, const Tensor& key, const Tensor& rel_k,
-                   const OptionalTensor& rel_v) {
+Call relative_call(const RelativeAttentionFuncOptions& o, const Tensor& query, const Tensor& key,
+                   const OptionalTensor& rel_k, const OptionalTensor& rel_v) {
   Call c = call_of(o, query, key);
   c.inputs[kRelK] = rel_k;
   c.inputs[kRelV] = rel_v;
   c.inputs[kRelQuery] = o.rel_query();
+  c.inputs[kRelQ] = o.rel_q();
   c.max_distance_left = o.max_distance_left();
   c.max_distance_right = o.max_distance_right();
   c.beyond = o.beyond();
@@ -200,7 +203,7 @@ Tensor attention_logits(const Tensor& query, const Tensor& key, const AttentionF
   return call_logits(call_of(o, query, key));
 }
 
-Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const Tensor& rel_k,
+Tensor relative_attention_logits(const Tensor& query, const Tensor& key, const OptionalTensor& rel_k,
                                  const RelativeAttentionFuncOptions& o) {
   return call_logits(relative_call(o, query, key, rel_k, std::nullopt));
 }
@@ -234,7 +237,7 @@ std::tuple<Tensor, Tensor> attention_with_lse(const Tensor& query, const Tensor&
 }
 
 std::tuple<Tensor, Tensor> relative_attention_with_lse(const Tensor& query, const Tensor& key, const Tensor& value,
-                                                       const Tensor& rel_k, const OptionalTensor& rel_v,
+                                                       const OptionalTensor& rel_k, const OptionalTensor& rel_v,
                                                        const RelativeAttentionFuncOptions& o) {
   return call_with(relative_call(o, query, key, rel_k, rel_v), value);
 }
@@ -254,7 +257,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   return std::get<0>(attention_with_lse(query, key, value, options));
 }
 
-Tensor relative_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& rel_k,
+Tensor relative_attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& rel_k,
                           const OptionalTensor& rel_v, const RelativeAttentionFuncOptions& options) {
   return std::get<0>(relative_attention_with_lse(query, key, value, rel_k, rel_v, options));
 }

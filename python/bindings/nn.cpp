@@ -267,6 +267,9 @@ void bind_modules(py::module_& m) {
   Bound<nn::ShawRelativeImpl>(m, "ShawRelative").of_options("shaw_relative_initial_bound", [](const auto& options) {
     return initial_bound(options);
   });
+  Bound<nn::DisentangledRelativeImpl>(m, "DisentangledRelative")
+      .of_options("disentangled_relative_span", [](const auto& options) { return span_of(options); });
+  m.attr("DISENTANGLED_RELATIVE_INITIAL_STD") = nn::DisentangledRelativeImpl::kInitialStd;
   Bound<nn::ReRoPEImpl>(m, "ReRoPE", /*positional=*/2)
       .get("inv_freq", &nn::ReRoPEImpl::inv_freq)
       .get("far_inv_freq", &far_inv_freq);

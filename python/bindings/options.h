@@ -31,6 +31,7 @@ struct Blank {
   static constexpr size_t required = std::is_constructible_v<Options, int64_t>                         ? 1
                                      : std::is_constructible_v<Options, int64_t, int64_t>              ? 2
                                      : std::is_constructible_v<Options, int64_t, std::vector<int64_t>> ? 2
+                                     : std::is_constructible_v<Options, int64_t, int64_t, int64_t>     ? 3
                                                                                                        : 4;
   static Options make() {
     if constexpr (std::is_constructible_v<Options, int64_t>) {
@@ -39,6 +40,8 @@ struct Blank {
       return Options(0, 0);
     } else if constexpr (std::is_constructible_v<Options, int64_t, std::vector<int64_t>>) {
       return Options(0, {});
+    } else if constexpr (std::is_constructible_v<Options, int64_t, int64_t, int64_t>) {
+      return Options(0, 0, 0);
     } else {
       return Options(0, 0, 0, 0);
     }

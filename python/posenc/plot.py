@@ -17,6 +17,7 @@ from posenc.nn.absolute import AbsoluteEncoding
 from posenc.nn.additive import AdditiveEncoding
 from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cope import CoPE
+from posenc.nn.disentangled_relative import DisentangledRelative
 from posenc.nn.forgetting_bias import ForgettingBias
 from posenc.nn.multimodal_rotary import MultimodalRotary
 from posenc.nn.rerope import ReRoPE
@@ -50,17 +51,19 @@ def bias(
     """Draws what a score encoding does over the distance, for the last query of ``length`` tokens.
 
     ALiBi, T5, KERPLE, Sandwich, FIRE: what is added to the score, a line for each head. ShawRelative: the same, for
-    ``query``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the distance that scores see against the true one. CoPE:
-    the position of each key (left axis) and its gate (bars, right axis), for ``query`` and ``key``.
+    ``query``; DisentangledRelative: for ``query`` and ``key``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the
+    distance that scores see against the true one. CoPE: the position of each key (left axis) and its gate (bars, right
+    axis), for ``query`` and ``key``.
 
     Args:
         encoding: A score encoding of posenc.nn.
         length: Keys, in tokens.
         ax: Axes to draw into; None: those of a new figure.
         heads: Which heads to draw; None: all.
-        query: (H, length, D), for ShawRelative and CoPE. None: standard normal numbers, the same ones in every call, of
-            as many heads as the encoding tells apart, else of one.
-        key: (G, length, D), for CoPE, with G heads that divide the query's H. None: numbers as for ``query``.
+        query: (H, length, D), for ShawRelative, DisentangledRelative and CoPE. None: standard normal numbers, the same
+            ones in every call, of as many heads as the encoding tells apart, else of one.
+        key: (G, length, D), for DisentangledRelative and CoPE, with G heads that divide the query's H. None: numbers as
+            for ``query``.
         gate_key: As ``key``, for CoPE with ``gate="key"`` or ``"value"``; None: ``key``.
         x: (length, embed_dim), the layer's input, for ForgettingBias. None: numbers as for ``query``.
         ahead: Also keys that come after the query, at negative distances, for encodings with a bias by distance.
@@ -77,9 +80,10 @@ def bias(
     if length < 1:
         raise ValueError(f"plot.bias: expected length to be at least 1, but got {length}")
     name = type(encoding).__name__
-    contextual, relative = isinstance(encoding, CoPE), isinstance(encoding, (AdditiveEncoding, ShawRelative))
-    _check_use("query", query, contextual or isinstance(encoding, ShawRelative), name)
-    _check_use("key", key, contextual, name)
+    contextual, tables = isinstance(encoding, CoPE), isinstance(encoding, (ShawRelative, DisentangledRelative))
+    relative = tables or isinstance(encoding, AdditiveEncoding)
+    _check_use("query", query, contextual or tables, name)
+    _check_use("key", key, contextual or isinstance(encoding, DisentangledRelative), name)
     _check_use("gate_key", gate_key, contextual and encoding.gate != "logits", name)
     _check_use("x", x, isinstance(encoding, ForgettingBias), name)
     _check_use("ahead=True", True if ahead else None, relative, name)
@@ -90,8 +94,8 @@ def bias(
         return _draw_contextual(encoding, length, _axes(ax), heads, query, key, gate_key)
     if isinstance(encoding, ForgettingBias):
         return _draw_bias(encoding, _axes(ax), heads, _forgotten(encoding, length, x), ahead)
-    if isinstance(encoding, (AdditiveEncoding, ShawRelative)):
-        return _draw_bias(encoding, _axes(ax), heads, _added(encoding, length, query), ahead)
+    if relative:
+        return _draw_bias(encoding, _axes(ax), heads, _added(encoding, length, query, key), ahead)
     raise TypeError(f"plot.bias: expected a score encoding of posenc.nn, but got {name}")
 
 
@@ -228,14 +232,18 @@ def _normal(given: Tensor | None, name: str, heads: int, length: int, width: int
     return given.unsqueeze(0)
 
 
-def _added(encoding: AdditiveEncoding | ShawRelative, length: int, query: Tensor | None) -> Tensor:
+def _added(encoding: ScoreEncoding, length: int, query: Tensor | None, key: Tensor | None) -> Tensor:
     """(H, length, length)."""
-    if not isinstance(encoding, ShawRelative):
+    if isinstance(encoding, AdditiveEncoding):
         return encoding.bias(length)
-    tables = 1 if encoding.num_heads is None else encoding.num_heads
-    q = _normal(query, "query", tables, length, encoding.head_dim, 0).to(encoding.rel_k)
-    # Scores of keys that are zero: the table alone.
-    return encoding.logits(q, torch.zeros_like(q))[0]
+    table = next(encoding.parameters())
+    tables, width = encoding.num_heads or 1, encoding.head_dim
+    q = _normal(query, "query", tables, length, width, 0).to(table)
+    # Scores of keys that are zero: what the query adds alone.
+    added = encoding.logits(q, torch.zeros_like(q))
+    if isinstance(encoding, DisentangledRelative):
+        added = added + encoding.logits(torch.zeros_like(q), _normal(key, "key", tables, length, width, 1).to(table))
+    return added[0]
 
 
 def _forgotten(encoding: ForgettingBias, length: int, x: Tensor | None) -> Tensor:

@@ -101,6 +101,10 @@ void add_tables_of_keys(const Setting& s, Call& c, int64_t radius, bool per_head
   c.inputs.rel_v = values ? table(s.value_width) : Tensor();
 }
 
+void add_table_of_queries(const Setting& s, Call& c, int64_t radius, bool per_head) {
+  c.inputs.rel_q = per_head ? numbers({s.heads, 2 * radius + 1, s.width}) : numbers({2 * radius + 1, s.width});
+}
+
 void add_far(const Setting& s, Call& c, int64_t threshold) {
   c.inputs.q_far = numbers({s.batch, s.heads, s.queries, s.width});
   c.inputs.k_far = numbers({s.batch, s.groups, s.keys, s.width});
@@ -172,6 +176,33 @@ const std::vector<Term>& terms() {
        }},
       {"ShawKeysOnly", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 3, true, false); }},
       {"ShawFar", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 150, true, true); }},
+      {"DeBERTaOfKeys", [](const Setting& s, Call& c) { add_table_of_queries(s, c, 16, false); }},
+      {"DeBERTaOfKeysFar", [](const Setting& s, Call& c) { add_table_of_queries(s, c, 150, true); }},
+      {"DeBERTa",
+       [](const Setting& s, Call& c) {
+         add_tables_of_keys(s, c, 40, true, false);
+         add_table_of_queries(s, c, 40, true);
+         add_mask(s, c, false);
+         c.scale = 0.2;
+       }},
+      {"DeBERTaSlopesCappedAndSinks",
+       [](const Setting& s, Call& c) {
+         add_table_of_queries(s, c, 3, true);
+         add_slopes(s, c);
+         add_softcap(c, 2.0, true);
+         add_sinks(s, c);
+       }},
+      {"DeBERTaAndPiecewise",
+       [](const Setting& s, Call& c) {
+         add_table_of_queries(s, c, 5, false);
+         add_far(s, c, 40);
+       }},
+      {"DeBERTaAndCoPE",
+       [](const Setting& s, Call& c) {
+         add_table_of_queries(s, c, 12, false);
+         add_cope(s, c, 30, false);
+       },
+       true},
       {"Piecewise", [](const Setting& s, Call& c) { add_far(s, c, 40); }},
       {"PiecewiseBeyondATile", [](const Setting& s, Call& c) { add_far(s, c, 110); }},
       {"PiecewiseCapped",
@@ -323,14 +354,15 @@ Options with_places(const Call& c) {
 /// Whether a call has terms beside its table, so that the one op of all terms computes it.
 inline bool combines(const Inputs& in) {
   const bool others = in.slopes.defined() || in.distance_bias.defined() || in.bias.defined() || in.log_decay.defined();
-  return others || (in.rel_k.defined() && in.pos_emb.defined());
+  const bool relative = in.rel_k.defined() || in.rel_q.defined();
+  return others || (relative && (in.pos_emb.defined() || in.q_far.defined()));
 }
 
 /// The op of a call, with inputs `in`.
 inline std::tuple<Tensor, Tensor> run(const Call& call, const Inputs& in, double dropout_p = 0.0) {
   Call c = call;
   c.inputs = in;
-  if (combines(in) || !(in.rel_k.defined() || in.q_far.defined() || in.pos_emb.defined())) {
+  if (combines(in) || !(in.rel_k.defined() || in.rel_q.defined() || in.q_far.defined() || in.pos_emb.defined())) {
     return posenc::attention_with_lse(in.q, in.k, in.v,
                                       with_places<posenc::AttentionFuncOptions>(c)
                                           .alibi_slopes(maybe(in.slopes))
@@ -340,6 +372,7 @@ inline std::tuple<Tensor, Tensor> run(const Call& call, const Inputs& in, double
                                           .rel_k(maybe(in.rel_k))
                                           .rel_v(maybe(in.rel_v))
                                           .rel_query(maybe(in.rel_query))
+                                          .rel_q(maybe(in.rel_q))
                                           .q_far(maybe(in.q_far))
                                           .k_far(maybe(in.k_far))
                                           .threshold(c.threshold)
@@ -349,10 +382,12 @@ inline std::tuple<Tensor, Tensor> run(const Call& call, const Inputs& in, double
                                           .scale_position_logits(c.scale_position_logits)
                                           .dropout_p(dropout_p));
   }
-  if (in.rel_k.defined()) {
-    return posenc::relative_attention_with_lse(
-        in.q, in.k, in.v, in.rel_k, maybe(in.rel_v),
-        with_places<posenc::RelativeAttentionFuncOptions>(c).rel_query(maybe(in.rel_query)).dropout_p(dropout_p));
+  if (in.rel_k.defined() || in.rel_q.defined()) {
+    return posenc::relative_attention_with_lse(in.q, in.k, in.v, maybe(in.rel_k), maybe(in.rel_v),
+                                               with_places<posenc::RelativeAttentionFuncOptions>(c)
+                                                   .rel_query(maybe(in.rel_query))
+                                                   .rel_q(maybe(in.rel_q))
+                                                   .dropout_p(dropout_p));
   }
   if (in.q_far.defined()) {
     return posenc::piecewise_attention_with_lse(

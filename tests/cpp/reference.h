@@ -46,6 +46,8 @@ struct Inputs {
   Tensor sinks;
   /// (2R+1, D) or (H, 2R+1, D); with rel_query (B, H, Tq, r) rel_k is r wide.
   Tensor rel_k, rel_v, rel_query;
+  /// (2R+1, D) or (H, 2R+1, D).
+  Tensor rel_q;
   /// Queries and keys of distances from `threshold` on.
   Tensor q_far, k_far;
   /// (1 or H, D, P); (B, G, Tk, D); (H).
@@ -68,6 +70,7 @@ inline constexpr Member kMembers[] = {{"query", &Inputs::q},
                                       {"rel_k", &Inputs::rel_k},
                                       {"rel_v", &Inputs::rel_v},
                                       {"rel_query", &Inputs::rel_query},
+                                      {"rel_q", &Inputs::rel_q},
                                       {"q_far", &Inputs::q_far},
                                       {"k_far", &Inputs::k_far},
                                       {"pos_emb", &Inputs::pos_emb},
@@ -289,6 +292,9 @@ class Row {
     if (in_.rel_k.defined()) {
       s += scale_ * dot(rel_query(), at(in_.rel_k, {h_, entry(in_.rel_k, j), 0}), in_.rel_k.size(-1));
     }
+    if (in_.rel_q.defined()) {
+      s += scale_ * dot(key(j), at(in_.rel_q, {h_, entry(in_.rel_q, j), 0}), width_);
+    }
     if (in_.pos_emb.defined()) {
       const int64_t low = lower(j);
       const double part = places_[j] - static_cast<double>(low);
@@ -317,6 +323,11 @@ class Row {
       const Tensor& to_query = in_.rel_query.defined() ? to.rel_query : to.q;
       add(g * scale_, at(in_.rel_k, {h_, e, 0}), 1, width, at(to_query, {b_, h_, i_, 0}));
       add(g * scale_, rel_query(), 1, width, at(to.rel_k, {h_, e, 0}));
+    }
+    if (in_.rel_q.defined()) {
+      const int64_t e = entry(in_.rel_q, j);
+      add(g * scale_, at(in_.rel_q, {h_, e, 0}), 1, width_, at(to.k, {b_, group_, j, 0}));
+      add(g * scale_, key(j), 1, width_, at(to.rel_q, {h_, e, 0}));
     }
   }
 

@@ -15,6 +15,10 @@ using posenc::nn::AttendOptions;
 using posenc::nn::CoPE;
 using posenc::nn::CoPEGate;
 using posenc::nn::CoPEOptions;
+using posenc::nn::DisentangledRelative;
+using posenc::nn::DisentangledRelativeOptions;
+using posenc::nn::DisentangledRelative;
+using posenc::nn::DisentangledRelativeOptions;
 using posenc::nn::ReRoPE;
 using posenc::nn::ReRoPEOptions;
 using posenc::nn::ScoreEncoding;
@@ -105,6 +109,8 @@ TEST(ContextualModules, Promises) {
   expect_module_promises(ShawRelative(shaw), ShawRelative(shaw), causal);
   const auto scores_only = ShawRelativeOptions(kWidth, 3).values(false);
   expect_module_promises(ShawRelative(scores_only), ShawRelative(scores_only), causal);
+  const auto deberta = DisentangledRelativeOptions(kWidth, kHeads, 7).buckets(4);
+  expect_module_promises(DisentangledRelative(deberta), DisentangledRelative(deberta), causal);
   const auto plain = ReRoPEOptions(kWidth, 3).log_scale_length(4);
   expect_module_promises(ReRoPE(plain), ReRoPE(plain), {});
   const auto leaky = ReRoPEOptions(kWidth, 3).leak(2.5).interleaved(true);
@@ -135,6 +141,9 @@ TEST(ContextualModules, PrettyPrintShowsEveryOption) {
   EXPECT_EQ(printed(ShawRelative(8, 2)), "posenc::nn::ShawRelative(head_dim=8, max_distance=2, values=true)");
   EXPECT_EQ(printed(ShawRelative(ShawRelativeOptions(8, 2).num_heads(4).values(false))),
             "posenc::nn::ShawRelative(head_dim=8, max_distance=2, num_heads=4, values=false)");
+  EXPECT_EQ(printed(DisentangledRelative(DisentangledRelativeOptions(8, 4, 12).buckets(8).p2c(false))),
+            "posenc::nn::DisentangledRelative(head_dim=8, num_heads=4, max_distance=12, buckets=8, c2p=true, "
+            "p2c=false)");
   EXPECT_EQ(printed(ReRoPE(8)), "posenc::nn::ReRoPE(head_dim=8, window=512, base=10000, interleaved=false)");
   EXPECT_EQ(printed(ReRoPE(ReRoPEOptions(8, 4).leak(16.0).base(500.0).interleaved(true).log_scale_length(64))),
             "posenc::nn::ReRoPE(head_dim=8, window=4, leak=16, base=500, interleaved=true, log_scale_length=64)");
@@ -149,6 +158,11 @@ TEST(ContextualModules, PrettyPrintShowsEveryOption) {
 
 TEST(ContextualModules, WrongOptionsAndCallsNameTheModule) {
   expect_error([] { ShawRelative(0, 2); }, "ShawRelative: expected head_dim to be at least 1, but got 0");
+  expect_error([] { DisentangledRelative(8, 2, 0); }, "DisentangledRelative: expected max_distance to be at least 1");
+  expect_error([] { DisentangledRelative(DisentangledRelativeOptions(8, 2, 5).c2p(false).p2c(false)); },
+               "DisentangledRelative: expected c2p or p2c, but got neither");
+  expect_error([] { DisentangledRelative(DisentangledRelativeOptions(8, 2, 5).buckets(8)); },
+               "DisentangledRelative: expected max_distance to be larger than buckets / 2 + 1, 5");
   expect_error([] { ReRoPE(7); }, "ReRoPE: expected head_dim to be even, but got 7");
   expect_error([] { ReRoPE(ReRoPEOptions(8).leak(0.5)); }, "ReRoPE: expected leak to be at least 1");
   expect_error([] { SelfExtend(SelfExtendOptions(8).group(0)); }, "SelfExtend: expected group to be at least 1");
@@ -166,6 +180,8 @@ TEST(ContextualModules, WrongOptionsAndCallsNameTheModule) {
   // What a module cannot honour is refused.
   const auto gated = AttendOptions().gate_key(k);
   expect_error([&] { ShawRelative(kWidth, 2)->attend(q, k, v, gated); }, "ShawRelative: expected no gate_key");
+  expect_error([&] { DisentangledRelative(kWidth, kHeads, 2)->attend(q, k, v, gated); },
+               "DisentangledRelative: expected no gate_key");
   expect_error([&] { ReRoPE(kWidth)->attend(q, k, v, gated); }, "ReRoPE: expected no gate_key");
   expect_error([&] { SelfExtend(kWidth)->logits(q, k, gated); }, "SelfExtend: expected no gate_key");
   expect_error([&] { cope->attend(q, k, v, gated); }, "CoPE: expected no gate_key with gate='logits'");

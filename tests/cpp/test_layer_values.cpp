@@ -132,6 +132,41 @@ TEST(ScoreModules, ShawEqualsTheFormula) {
   }
 }
 
+TEST(ScoreModules, DisentangledEqualsTheFormula) {
+  at::manual_seed(11);
+  for (const bool with_buckets : {false, true}) {
+    auto options = DisentangledRelativeOptions(kWidth, 4, 60);
+    auto module = prepared(DisentangledRelative(with_buckets ? options.buckets(32) : options));
+    Call call;
+    call.inputs.q = at::randn({2, 4, 150, kWidth}, kWide);
+    call.inputs.k = at::randn({2, 2, 190, kWidth}, kWide);
+    call.inputs.v = at::randn({2, 2, 190, kWidth}, kWide);
+    // Rows of distances q - k in the order of k - q. DeBERTa v2's bucket beyond the 16th distance of 32.
+    std::vector<int64_t> rows;
+    const int64_t span = with_buckets ? 32 : 60;
+    for (int64_t distance = 60; distance >= -60; --distance) {
+      const int64_t far = std::abs(distance);
+      int64_t bucket = far;
+      if (with_buckets && far > 16) {
+        bucket = static_cast<int64_t>(std::ceil(std::log(far / 16.0) / std::log(59.0 / 16.0) * 15.0 - 1e-6)) + 16;
+      }
+      rows.push_back(std::clamp(span + (distance < 0 ? -bucket : bucket), int64_t{0}, 2 * span - 1));
+    }
+    const Tensor index = at::tensor(rows, at::kLong);
+    call.inputs.rel_k = module->rel_k.detach().index_select(1, index);
+    call.inputs.rel_q = module->rel_q.detach().index_select(1, index);
+    call.key_mask = at::rand({2, 190}) > 0.2;
+    call.scale = 1.0 / std::sqrt(3.0 * kWidth);
+    const auto options_of_call = AttendOptions().key_mask(call.key_mask);
+    const auto& in = call.inputs;
+    const auto [out, lse] = module->attend_with_lse(in.q, in.k, in.v, options_of_call);
+    const auto expected = reference::attention(call);
+    expect_near(out, expected.out, 1e-12);
+    expect_near(lse, expected.lse, 1e-12);
+    expect_near(module->logits(in.q, in.k, options_of_call), reference::logits(call), 1e-12);
+  }
+}
+
 TEST(ScoreModules, CopeEqualsTheFormula) {
   at::manual_seed(10);
   for (const auto gate : {CoPEGate::kLogits, CoPEGate::kKey, CoPEGate::kValue}) {

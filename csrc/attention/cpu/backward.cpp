@@ -64,6 +64,9 @@ Gradients run_backward(const BackwardArgs& b, const Call& c) {
         job.grad_query = wanted[kQuery] ? mutable_rows_of(results[kQuery], batch, h, job.first_query) : MutableRows{};
         job.gradients = of_terms.at(place);
         KernelsOf<T>::backward(job, workspace);
+        if (i + parts >= jobs || (i + parts) / n.tiles != i / n.tiles) {
+          of_terms.end_head(place, job.grad_key);
+        }
       }
     }
   };

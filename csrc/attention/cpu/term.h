@@ -49,6 +49,10 @@ struct CpuTerm {
 /// Its gradients: XCpuGradients<T> has a constructor (const Call&, const XCpu<T>&, const GradientLayout&, wanted) and
 ///   XGradient<T> at(const GradientPlace&) const;       where a job adds
 ///   void results(Gradients& to) const;                 sets what is wanted
+/// and where it needs it
+///   void end_head(const GradientPlace&, const GradientRows<T>& grad_key) const;
+///     after a worker's last job of a head (or of a part of one): adds to the gradients of its keys (data null: not
+///     wanted)
 /// This is that of a term whose inputs have none.
 template <typename Term, typename Gradient>
 struct NoGradients {

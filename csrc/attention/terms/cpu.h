@@ -12,6 +12,7 @@
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/cpu.h"
 #include "attention/terms/relative/cpu.h"
+#include "attention/terms/relative_keys/cpu.h"
 #include "attention/terms/sinks/cpu.h"
 #include "attention/terms/softcap/cpu.h"
 
@@ -92,6 +93,16 @@ class CpuTermGradients {
 
   HeadGradients<T> at(const GradientPlace& place) const {
     return std::apply([&](const auto&... each) { return HeadGradients<T>{each.at(place)...}; }, gradients_);
+  }
+
+  /// After a worker's last job of a head, or of a part of it.
+  void end_head(const GradientPlace& place, const GradientRows<T>& grad_key) const {
+    const auto end = [&](const auto& each) {
+      if constexpr (requires { each.end_head(place, grad_key); }) {
+        each.end_head(place, grad_key);
+      }
+    };
+    std::apply([&](const auto&... each) { (end(each), ...); }, gradients_);
   }
 
   void results(Gradients& to) const {

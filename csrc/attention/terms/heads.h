@@ -11,6 +11,7 @@
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/head.h"
 #include "attention/terms/relative/head.h"
+#include "attention/terms/relative_keys/head.h"
 #include "attention/terms/sinks/head.h"
 #include "attention/terms/softcap/head.h"
 

@@ -11,6 +11,7 @@
 #include "attention/terms/mask/kernel.h"
 #include "attention/terms/piecewise/kernel.h"
 #include "attention/terms/relative/kernel.h"
+#include "attention/terms/relative_keys/kernel.h"
 #include "attention/terms/sinks/kernel.h"
 #include "attention/terms/softcap/kernel.h"
 

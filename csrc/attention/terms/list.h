@@ -11,6 +11,7 @@
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/term.h"
 #include "attention/terms/relative/term.h"
+#include "attention/terms/relative_keys/term.h"
 #include "attention/terms/sinks/term.h"
 #include "attention/terms/softcap/term.h"
 

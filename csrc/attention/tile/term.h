@@ -165,7 +165,8 @@ struct DecodeTerm {
 
   // Product is a function object: product(queries, keys, scores) multiplies rows of queries, arranged by
   // product.arrange(rows, to), with the block's keys; product.of_query(keys, scores) multiplies query with other keys,
-  // product.near(scores) with key.
+  // product.near(scores) with key. product.of_rows(row_of, scores) multiplies each key with a row of its own, of those
+  // that product.arrange(rows, count, to) has arranged.
 
   /// Keys begin .. end - 1 follow.
   template <typename Product>

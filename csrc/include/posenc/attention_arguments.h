@@ -77,6 +77,8 @@
   INPUT(kRelQuery, rel_query)                                                                                \
   /* (2R+1, Dv) or (H, 2R+1, Dv): weights sum value + rel_v[the same entry]. */                              \
   INPUT(kRelV, rel_v)                                                                                        \
+  /* (2R+1, D) or (H, 2R+1, D): adds scale * key . rel_q[R + clip(k_pos - q_pos, -R, R)]. */                 \
+  INPUT(kRelQ, rel_q)                                                                                        \
   /* (1, D, P) or (H, D, P): CoPE's embeddings of positions. */                                              \
   INPUT(kPosEmb, pos_emb)
 

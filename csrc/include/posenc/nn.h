@@ -6,6 +6,7 @@
 #include <posenc/nn/axial_rotary.h>
 #include <posenc/nn/cape.h>
 #include <posenc/nn/cope.h>
+#include <posenc/nn/disentangled_relative.h>
 #include <posenc/nn/fire.h>
 #include <posenc/nn/forgetting_bias.h>
 #include <posenc/nn/kerple.h>

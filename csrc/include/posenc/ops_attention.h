@@ -51,6 +51,8 @@ struct RelativeAttentionFuncOptions {
   /// (B, H, Tq, r): multiplied with rel_k, which is r wide then, in the place of query, and by scale (Transformer-XL,
   /// Conformers).
   TORCH_ARG(std::optional<at::Tensor>, rel_query) = std::nullopt;
+  /// (2R+1, D) or (H, 2R+1, D): adds scale * key . rel_q[r] (DeBERTa, arXiv 2006.03654).
+  TORCH_ARG(std::optional<at::Tensor>, rel_q) = std::nullopt;
   /// L and R, both or neither: tables have L + R + 1 rows, for distances k_position - q_position from -L to R. Absent:
   /// 2R + 1 rows.
   TORCH_ARG(std::optional<int64_t>, max_distance_left) = std::nullopt;
@@ -89,12 +91,13 @@ POSENC_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tenso
 
 /// Attention with relative position embeddings (Shaw et al., arXiv 1803.02155, eq. 3 and 4). rel_k is (2R+1, D) or
 /// (H, 2R+1, D), rel_v (2R+1, Dv) or (H, 2R+1, Dv); with r = R + clip(k_position - q_position, -R, R) scores are
-/// scale * query . (key + rel_k[r]) and weights sum value + rel_v[r].
+/// scale * query . (key + rel_k[r]) and weights sum value + rel_v[r]. At least one of rel_k and the option rel_q.
 POSENC_API at::Tensor relative_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                         const at::Tensor& rel_k, const std::optional<at::Tensor>& rel_v = std::nullopt,
+                                         const std::optional<at::Tensor>& rel_k,
+                                         const std::optional<at::Tensor>& rel_v = std::nullopt,
                                          const RelativeAttentionFuncOptions& options = {});
 POSENC_API std::tuple<at::Tensor, at::Tensor> relative_attention_with_lse(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& rel_k,
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& rel_k,
     const std::optional<at::Tensor>& rel_v = std::nullopt, const RelativeAttentionFuncOptions& options = {});
 
 /// Contextual position encoding (CoPE, arXiv 2405.18719, eq. 3 to 5), always causal, by index. pos_emb is (1, D, P) or

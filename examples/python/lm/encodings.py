@@ -108,6 +108,9 @@ ENCODINGS: dict[str, Encoding] = {
     "sandwich": Encoding("Sandwich", lambda s: Attend(score=encodings.Sandwich(s.heads))),
     "fire": Encoding("FIRE", lambda s: Attend(score=encodings.FIRE(s.heads))),
     "shaw": Encoding("Shaw", lambda s: Attend(score=encodings.ShawRelative(s.head_dim, 16))),
+    "deberta": Encoding(
+        "DeBERTa", lambda s: Attend(score=encodings.DisentangledRelative(s.head_dim, s.heads, s.context, buckets=16))
+    ),
     "rerope": Encoding("ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2))),
     "rerope-leaky": Encoding(
         "leaky ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2, leak=16.0))

@@ -266,6 +266,29 @@ def shaw_relative_initial_bound(
     head_dim: int, max_distance: int, num_heads: int | None = None, values: bool = True
 ) -> float: ...
 
+class DisentangledRelative(_ScoreModule):
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        max_distance: int,
+        *,
+        buckets: int | None = None,
+        c2p: bool = True,
+        p2c: bool = True,
+    ) -> None: ...
+
+def disentangled_relative_span(
+    head_dim: int,
+    num_heads: int,
+    max_distance: int,
+    buckets: int | None = None,
+    c2p: bool = True,
+    p2c: bool = True,
+) -> int: ...
+
+DISENTANGLED_RELATIVE_INITIAL_STD: float
+
 class ReRoPE(_ScoreModule):
     def __init__(
         self,

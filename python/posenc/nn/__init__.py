@@ -18,6 +18,7 @@ from posenc.nn.attention import Attention
 from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cape import CAPE
 from posenc.nn.cope import CoPE
+from posenc.nn.disentangled_relative import DisentangledRelative
 from posenc.nn.fire import FIRE
 from posenc.nn.forgetting_bias import ForgettingBias
 from posenc.nn.kerple import Kerple
@@ -52,6 +53,7 @@ __all__ = [
     "Sinusoidal",
     "XPos",
     "CoPE",
+    "DisentangledRelative",
     "ForgettingBias",
     "ReRoPE",
     "SelfExtend",

@@ -72,7 +72,7 @@ def relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rel_k: Tensor,
+    rel_k: Tensor | None = None,
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[False] = False,
@@ -85,7 +85,7 @@ def relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rel_k: Tensor,
+    rel_k: Tensor | None = None,
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[True],
@@ -98,7 +98,7 @@ def relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rel_k: Tensor,
+    rel_k: Tensor | None = None,
     rel_v: Tensor | None = None,
     *,
     return_lse: bool = False,
@@ -113,11 +113,13 @@ def relative_attention(
         query: (B, H, Tq, D).
         key: (B, G, Tk, D).
         value: (B, G, Tk, Dv).
-        rel_k: (2R+1, D), or (H, 2R+1, D) for each head.
+        rel_k: (2R+1, D), or (H, 2R+1, D) for each head. None: there is ``rel_q`` alone.
         rel_v: (2R+1, Dv) or (H, 2R+1, Dv). None: keys only.
         rel_query: (B, H, Tq, r): multiplied with ``rel_k``, which is r wide then, in the place of ``query``, and by
             ``scale``: ``scale * query . key + scale * rel_query . rel_k[r]``, as in Transformer-XL (arXiv 1901.02860),
             where ``query + u`` and ``query + v`` are given, and in Conformers.
+        rel_q: (2R+1, D) or (H, 2R+1, D): adds ``scale * key . rel_q[r]`` (DeBERTa's position-to-content score, arXiv
+            2006.03654, equation 4).
         max_distance: (L, R): tables have L + R + 1 rows, for distances ``k_position - q_position`` from -L to R. None:
             2R + 1 rows.
         beyond: What other distances get: "clip", the row of the nearest distance; "zero", nothing.

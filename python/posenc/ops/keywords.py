@@ -64,6 +64,7 @@ class RelativeAttentionOptions(AttentionOptions, total=False):
     """Keyword arguments of ``relative_attention``."""
 
     rel_query: Tensor | None
+    rel_q: Tensor | None
     max_distance: tuple[int, int] | None
     beyond: Literal["clip", "zero"]
 

@@ -162,6 +162,11 @@ BY_OP = {
             "expected rel_query of shape (2, 4, 5, width), but got [2, 4, 6, 8]",
         ),
         ({"rel_query": r(2, 4, 5, 8).double()}, TypeError, "expected rel_query to have the dtype of query"),
+        ({"rel_q": r(4, 8)}, ValueError, "expected rel_q of shape (2R + 1, 8) or (4, 2R + 1, 8), but got [4, 8]"),
+        ({"rel_q": r(5, 7)}, ValueError, "expected rel_q of shape (2R + 1, 8)"),
+        ({"rel_q": r(5, 8).long()}, TypeError, "expected rel_q to be float32"),
+        ({"rel_q": r(3, 8), "max_distance": (2, 2)}, ValueError, "expected rel_q to have 5 rows"),
+        ({"rel_k": None}, ValueError, "expected rel_k or rel_q, a table over distances, but got neither"),
         ({"beyond": "wrap"}, ValueError, "expected beyond to be 'clip' or 'zero', but got 'wrap'"),
         (
             {"max_distance": (3, 2)},

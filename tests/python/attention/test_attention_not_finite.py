@@ -29,7 +29,7 @@ def tensors_of(op, queries=LENGTH):
         shapes = {"q_near": query, "k_near": key, "q_far": query, "k_far": key, "value": key}
     tables = {
         "attention": {"alibi_slopes": (4,), "distance_bias": (4, 31)},
-        "relative_attention": {"rel_k": (4, 31, WIDTH), "rel_v": (31, WIDTH)},
+        "relative_attention": {"rel_k": (4, 31, WIDTH), "rel_v": (31, WIDTH), "rel_q": (31, WIDTH)},
         "cope_attention": {"gate_key": key, "pos_emb": (4, WIDTH, 20), "gate_bias": (4,)},
     }
     shapes |= tables.get(op, {})

@@ -22,11 +22,12 @@ TERMS = (
 SCHEMAS = {
     "attention": "Tensor query, Tensor key, Tensor value, *, bool is_causal=False, Tensor? q_far=None,"
     f" Tensor? k_far=None, Tensor? rel_k=None, Tensor? rel_query=None, Tensor? rel_v=None,"
-    f" Tensor? pos_emb=None, {TERMS}, int threshold=0,"
+    f" Tensor? rel_q=None, Tensor? pos_emb=None, {TERMS}, int threshold=0,"
     " Tensor? fire_rate=None, Tensor? fire_norm=None, Tensor? fire_offset=None, Tensor? fire_slope=None,"
     " Tensor? fire_knots=None",
-    "relative_attention": "Tensor query, Tensor key, Tensor value, Tensor rel_k, Tensor? rel_v=None, *,"
-    " bool is_causal=False, Tensor? rel_query=None, int? max_distance_left=None, int? max_distance_right=None,"
+    "relative_attention": "Tensor query, Tensor key, Tensor value, Tensor? rel_k=None,"
+    " Tensor? rel_v=None, *, bool is_causal=False, Tensor? rel_query=None, Tensor? rel_q=None,"
+    " int? max_distance_left=None, int? max_distance_right=None,"
     f' str beyond="clip", {TERMS}',
     "cope_attention": f"Tensor query, Tensor key, Tensor value, Tensor pos_emb, *, {TERMS}",
     "piecewise_attention": "Tensor q_near, Tensor k_near, Tensor q_far, Tensor k_far, Tensor value, int threshold, *,"

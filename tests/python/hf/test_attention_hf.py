@@ -114,3 +114,63 @@ def test_conformer():
     ours = layer.linear_out(out.transpose(1, 2).flatten(2))
     parameters = [p for p in layer.parameters() if p.requires_grad]
     expect_equal(ours, theirs, (x, *parameters), scale=60)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"position_buckets": 8, "max_relative_positions": 20},
+        {"position_buckets": 256, "max_relative_positions": -1, "max_position_embeddings": 512},
+        {"position_buckets": -1, "max_relative_positions": 6},
+        {"position_buckets": 16, "pos_att_type": ["p2c"], "share_att_key": False},
+        {"position_buckets": 16, "pos_att_type": ["c2p"], "share_att_key": False},
+    ],
+    ids=["small_buckets", "v3", "no_buckets", "p2c", "c2p"],
+)
+def test_deberta_v2(own):
+    """Their layer, from its projections to its context, with padding."""
+    from transformers.models.deberta_v2 import modeling_deberta_v2 as modeling
+
+    options = {
+        "hidden_size": HEADS * WIDTH,
+        "num_attention_heads": HEADS,
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "max_position_embeddings": 64,
+    }
+    config = modeling.DebertaV2Config(**options | own)
+    torch.manual_seed(0)
+    theirs = modeling.DisentangledSelfAttention(config).eval()
+    span = theirs.pos_ebd_size
+    x = torch.randn(2, TOKENS, HEADS * WIDTH, requires_grad=True)
+    embeddings = torch.randn(2 * span, HEADS * WIDTH, requires_grad=True)
+    attended = torch.arange(TOKENS) < torch.tensor([[TOKENS], [TOKENS - 9]])
+    mask = (attended.unsqueeze(1) & attended.unsqueeze(2)).unsqueeze(1)
+    out, _ = theirs(x, mask, rel_embeddings=embeddings)
+    leaves = [x, embeddings, *theirs.parameters()]
+
+    def heads(projection, of):
+        return projection(of).unflatten(-1, (HEADS, WIDTH)).transpose(-2, -3)
+
+    shares = config.share_att_key
+    encoding = posenc.nn.DisentangledRelative(
+        WIDTH,
+        HEADS,
+        theirs.max_relative_positions,
+        buckets=theirs.position_buckets if theirs.position_buckets > 0 else None,
+        c2p="c2p" in config.pos_att_type,
+        p2c="p2c" in config.pos_att_type,
+    )
+    tables = {}
+    if encoding.c2p:
+        tables["rel_k"] = heads(theirs.key_proj if shares else theirs.pos_key_proj, embeddings)
+    if encoding.p2c:
+        tables["rel_q"] = heads(theirs.query_proj if shares else theirs.pos_query_proj, embeddings)
+    q, k, v = (heads(projection, x) for projection in (theirs.query_proj, theirs.key_proj, theirs.value_proj))
+    for name, table in tables.items():  # computed, so that gradients reach what they are made of
+        delattr(encoding, name)
+        setattr(encoding, name, table)
+    ours = encoding.attend(q, k, v, key_mask=attended)
+    ours, out = ours.transpose(1, 2).flatten(2)[attended], out[attended]
+    expect_equal(ours, out, leaves, scale=40)

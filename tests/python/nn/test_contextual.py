@@ -12,6 +12,7 @@ every_module = pytest.mark.parametrize("name", BUILD)
 FAMILY = {
     # always_causal, takes_positions, needs_gate_key, rotates
     "shaw": (False, True, False, False),
+    "disentangled": (False, True, False, False),
     "rerope": (False, True, False, True),
     "leaky_rerope": (False, True, False, True),
     "self_extend": (False, True, False, True),

@@ -10,6 +10,7 @@ PACKAGES = {"python": posenc.nn, "cpp": posenc.nn.cpp}
 every_package = pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
 CLASS = {
     "shaw": "ShawRelative",
+    "disentangled": "DisentangledRelative",
     "rerope": "ReRoPE",
     "leaky_rerope": "ReRoPE",
     "self_extend": "SelfExtend",

@@ -26,6 +26,7 @@ SCORES = {
     "Sandwich": lambda: nn.Sandwich(4),
     "FIRE": lambda: nn.FIRE(4),
     "ShawRelative": lambda: nn.ShawRelative(8, 5, num_heads=4),
+    "DisentangledRelative": lambda: nn.DisentangledRelative(8, 4, 12, buckets=8),
     "ReRoPE": lambda: nn.ReRoPE(8, 6),
     "SelfExtend": lambda: nn.SelfExtend(8, group=4, window=8),
     "CoPE": lambda: nn.CoPE(8, 6),

@@ -106,6 +106,12 @@ ARGUMENTS = {
     "KVCache-k": (Q, lambda t: nn.KVCache(2, 2, 5, 8).append(t, Q)),
     "KVCache-v": (Q, lambda t: nn.KVCache(2, 2, 5, 8).append(Q, t)),
     "ShawRelative-query": (Q, lambda t: nn.ShawRelative(8, 4).attend(t, Q, Q)),
+    "DisentangledRelative-query": (Q, lambda t: nn.DisentangledRelative(8, 2, 4).attend(t, Q, Q)),
+    "DisentangledRelative-rel_q": (
+        torch.randn(2, 8, 8),
+        with_parameter(nn.DisentangledRelative(8, 2, 4), "rel_q"),
+    ),
+    "attention-rel_q": (torch.ones(3, 8), lambda t: posenc.ops.relative_attention(Q, Q, Q, rel_q=t)),
     "CoPE-value": (Q, lambda t: nn.CoPE(8, 4, gate="value").attend(Q, Q, t)),
     "Sinusoidal-x": (X, lambda t: nn.Sinusoidal(8)(t)),
     "Sinusoidal-positions": (POSITIONS, lambda t: nn.Sinusoidal(8)(X, t)),

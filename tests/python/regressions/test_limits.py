@@ -37,6 +37,10 @@ LARGE = {
     "CAPE": (lambda: nn.CAPE(2**40), "dim"),
     "CoPE": (lambda: nn.CoPE(2**32, 2**32), r"num_heads \* head_dim \* max_positions"),
     "FIRE": (lambda: nn.FIRE(2**20, hidden_dim=2**45), r"hidden_dim \* num_heads"),
+    "DisentangledRelative": (
+        lambda: nn.DisentangledRelative(2**30, 2**30, 64),
+        r"num_heads \* \(2 \* span\) \* head_dim",
+    ),
     "ForgettingBias": (lambda: nn.ForgettingBias(2**32, 2**32), r"embed_dim \* num_heads"),
     "Kerple": (lambda: nn.Kerple(2**40), "num_heads"),
     "KVCache": (
@@ -64,6 +68,7 @@ LARGE_CPP = {
     "AxialRotary": lambda cpp: cpp.AxialRotary(2**40),
     "CAPE": lambda cpp: cpp.CAPE(2**40),
     "CoPE": lambda cpp: cpp.CoPE(2**32, 2**32),
+    "DisentangledRelative": lambda cpp: cpp.DisentangledRelative(2**30, 2**30, 64),
     "FIRE": lambda cpp: cpp.FIRE(2**20, hidden_dim=2**45),
     "ForgettingBias": lambda cpp: cpp.ForgettingBias(2**32, 2**32),
     "KVCache": lambda cpp: cpp.KVCache(2**16, 2**16, 2**16, 2**16),

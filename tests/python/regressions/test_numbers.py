@@ -24,6 +24,7 @@ MODULES = {
         "dim": 8, "max_global_shift": 5.0, "max_local_shift": 1.0, "max_global_scaling": 2.0, "base": 1000.0,
     },
     nn.CoPE: {"head_dim": 8, "max_positions": 4, "num_heads": 4, "gate_bias": 1.0},
+    nn.DisentangledRelative: {"head_dim": 8, "num_heads": 4, "max_distance": 9, "buckets": 4},
     nn.FIRE: {"num_heads": 4, "hidden_dim": 4, "c": 1.0, "threshold": 512.0, "eps": 1.0},
     nn.ForgettingBias: {"embed_dim": 32, "num_heads": 4},
     nn.Kerple: {"num_heads": 4},

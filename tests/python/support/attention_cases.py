@@ -182,7 +182,10 @@ RELATIVE_TABLES = {
     "keys": {"rel_k": (5, WIDTH)},
     "keys_and_values": {"rel_k": (5, WIDTH), "rel_v": (5, VALUE_WIDTH)},
     "by_head": {"rel_k": (HEADS, 3, WIDTH), "rel_v": (HEADS, 3, VALUE_WIDTH)},
+    "queries": {"rel_q": (5, WIDTH)},
+    "queries_by_head": {"rel_q": (HEADS, 3, WIDTH)},
     "one_entry": {"rel_k": (1, WIDTH), "rel_v": (HEADS, 1, VALUE_WIDTH)},
+    "keys_queries_and_values": {"rel_k": (5, WIDTH), "rel_v": (5, VALUE_WIDTH), "rel_q": (HEADS, 7, WIDTH)},
 }
 COPE_TABLES = {
     "shared": {"pos_emb": (1, WIDTH, 4)},
@@ -226,6 +229,18 @@ CASES = [
         {"max_distance": (2, 1), "beyond": "zero", "q_positions": LATER, "k_positions": RESTARTING},
     ),
     AttentionCase(
+        "queries_left_and_zero_beyond",
+        "relative_attention",
+        {"rel_q": (4, WIDTH), "rel_k": (HEADS, 4, WIDTH)},
+        {"max_distance": (2, 1), "beyond": "zero", "window": (3, None)},
+    ),
+    AttentionCase(
+        "queries_of_all_terms",
+        "relative_attention",
+        {"rel_q": (5, WIDTH)} | SLOPES | BIAS | DECAY | SINKS,
+        CAPPED_SUM | {"is_causal": True},
+    ),
+    AttentionCase(
         "relative_of_all_terms", "relative_attention", RELATIVE_TABLES["by_head"] | SLOPES | BIAS | SINKS, CAPPED
     ),
     AttentionCase("piecewise_of_all_terms", "piecewise_attention", TABLE | BIAS | SINKS, CAPPED | {"threshold": 3}),
@@ -236,6 +251,7 @@ CASES = [
     AttentionCase("more_queries_than_keys", "cope_attention", COPE_TABLES["shared"], {}, queries=6, keys=3),
     AttentionCase("one_query", "attention", SLOPES | TABLE, {"is_causal": True}, queries=1),
     AttentionCase("one_query", "cope_attention", COPE_TABLES["shared"], {}, queries=1),
+    AttentionCase("one_query", "relative_attention", RELATIVE_TABLES["keys_queries_and_values"], {}, queries=1),
     AttentionCase("one_token", "relative_attention", RELATIVE_TABLES["by_head"], {"is_causal": True}, 1, 1),
 ]
 # One of each op, for what does not depend on the rules.

@@ -139,21 +139,39 @@ def attention(query, key, value, *, scale=None, **rules):
 
 
 def relative_attention(
-    query, key, value, rel_k, rel_v=None, *, rel_query=None, max_distance=None, beyond="clip", scale=None, **rules
+    query,
+    key,
+    value,
+    rel_k=None,
+    rel_v=None,
+    *,
+    rel_query=None,
+    rel_q=None,
+    max_distance=None,
+    beyond="clip",
+    scale=None,
+    **rules,
 ):
-    """Shaw et al., arXiv 1803.02155, equations 3 and 4; with rel_query as in Transformer-XL, arXiv 1901.02860."""
+    """Shaw et al., arXiv 1803.02155, equations 3 and 4; with rel_query as in Transformer-XL, arXiv 1901.02860; rel_q as
+    in DeBERTa, arXiv 2006.03654, equation 4."""
     share, factor = query.shape[1] // key.shape[1], _scale(query, scale)
-    left, right = ((rel_k.shape[-2] - 1) // 2,) * 2 if max_distance is None else max_distance
     own = query if rel_query is None else rel_query
 
     def entries(table, h, distances):
+        left, right = ((table.shape[-2] - 1) // 2,) * 2 if max_distance is None else max_distance
         rows = (table if table.dim() == 2 else table[h])[[left + max(-left, min(right, d)) for d in distances]]
         covered = torch.tensor([beyond == "clip" or -left <= d <= right for d in distances])
         return rows * covered.unsqueeze(-1)
 
     def score(b, h, i, seen, distances):
-        content = factor * key[b, h // share, seen] @ query[b, h, i]
-        return content, factor * entries(rel_k, h, distances) @ own[b, h, i]
+        keys = key[b, h // share, seen]
+        content = keys @ query[b, h, i]
+        added = torch.zeros_like(content)
+        if rel_k is not None:
+            added = added + entries(rel_k, h, distances) @ own[b, h, i]
+        if rel_q is not None:
+            added = added + (entries(rel_q, h, distances) * keys).sum(-1)
+        return factor * content, factor * added
 
     def add_value(h, weights, distances):
         return weights @ entries(rel_v, h, distances)

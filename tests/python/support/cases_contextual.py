@@ -57,6 +57,22 @@ def _shaw(name, radius, call=None, **options) -> Case:
     )
 
 
+def _disentangled(name, max_distance, call=None, **options) -> Case:
+    call = call or {}
+    tables = [name for name, option in (("rel_k", "c2p"), ("rel_q", "p2c")) if options.get(option, True)]
+    return _case(
+        name,
+        "DisentangledRelative",
+        (WIDTH, HEADS, max_distance),
+        options,
+        lambda p, q, k, v: contextual_reference.disentangled(
+            q, k, v, p.get("rel_k"), p.get("rel_q"), max_distance, options.get("buckets"), **call
+        ),
+        parameters=tuple(tables),
+        call=call,
+    )
+
+
 def _rerope(name, window, call=None, width=WIDTH, **options) -> Case:
     call = call or {}
     return _case(
@@ -152,6 +168,13 @@ SHAW_CASES = [
     _shaw("shaw_distance_0", 0, {"window": 3}),
 ]
 
+DISENTANGLED_CASES = [
+    _disentangled("disentangled", 3),
+    _disentangled("disentangled_buckets", 7, {"is_causal": True, "key_mask": LEFT_PADDED}, buckets=4),
+    _disentangled("disentangled_c2p", 2, {"scale": 0.3, "window": 3}, p2c=False),
+    _disentangled("disentangled_p2c", 20, RESTARTING, buckets=8, c2p=False),
+]
+
 REROPE_CASES = [
     _rerope("rerope", 3),
     _rerope("rerope_interleaved", 2, {"key_mask": LEFT_PADDED}, interleaved=True, base=500.0),
@@ -186,4 +209,4 @@ FORGETTING_CASES = [
     _forgetting("cable_packed", {"segment_ids": SEGMENTS, "window": 3}, kind="cable"),
 ]
 
-CASES = SHAW_CASES + REROPE_CASES + SELF_EXTEND_CASES + COPE_CASES + FORGETTING_CASES
+CASES = SHAW_CASES + DISENTANGLED_CASES + REROPE_CASES + SELF_EXTEND_CASES + COPE_CASES + FORGETTING_CASES

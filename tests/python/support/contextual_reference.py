@@ -113,6 +113,45 @@ def shaw(q, k, v, rel_k, rel_v=None, *, scale=None, is_causal=False, **seen) -> 
     return out + torch.stack(added).view(batch, q_len, heads, -1).transpose(1, 2)
 
 
+# DeBERTa, He et al., arXiv 2006.03654
+
+
+def log_bucket(distance: int, buckets: int | None, max_distance: int) -> int:
+    """Of i - j; with buckets as DeBERTa v2 has them, computed in float32."""
+    middle = (buckets or 0) // 2
+    if buckets is None or abs(distance) <= middle:
+        return distance
+    far = torch.log(torch.tensor(abs(distance)) / middle) / torch.log(torch.tensor((max_distance - 1) / middle))
+    return int(math.copysign(math.ceil((far * (middle - 1)).item()) + middle, distance))
+
+
+def disentangled(
+    q, k, v, rel_k, rel_q, max_distance, buckets=None, *, scale=None, is_causal=False, **seen
+) -> torch.Tensor:
+    """Eq. 4: q_i . k_j + q_i . rel_k[r] + k_j . rel_q[r], times 1 / sqrt(D * terms)."""
+    batch, heads, q_len, width = q.shape
+    span, terms = buckets or max_distance, 1 + (rel_k is not None) + (rel_q is not None)
+    q_default, k_default = default_positions(q_len, k.shape[2])
+    i = by_row(seen.get("q_positions", q_default), batch)
+    j = by_row(seen.get("k_positions", k_default), batch)
+    keys, scores = for_heads(k, heads), []
+    for b in range(batch):
+        for a in range(q_len):
+            r = [
+                span + max(-span, min(span - 1, log_bucket(int(i[b, a] - c), buckets, max_distance)))
+                for c in j[b].tolist()
+            ]
+            score = keys[b] @ q[b, :, a].unsqueeze(-1)
+            if rel_k is not None:
+                score = score + rel_k[:, r] @ q[b, :, a].unsqueeze(-1)
+            if rel_q is not None:
+                score = score + (rel_q[:, r] * keys[b]).sum(-1, keepdim=True)
+            scores.append(score.squeeze(-1))
+    scores = torch.stack(scores).view(batch, q_len, heads, -1).transpose(1, 2)
+    scores = scores * (1 / math.sqrt(width * terms) if scale is None else scale)
+    return attention(scores, visible(q, k, is_causal=is_causal, **seen), v)
+
+
 # ReRoPE (kexue.fm 9708) and Self-Extend (arXiv 2401.01325): RoPE with the distance of each pair replaced
 
 

@@ -177,12 +177,32 @@ class Decoder {
     void arrange(const PackedRows<T>& from, T* to) const {
       arrange_rows<T, Element>(from, decoder.rows_, decoder.job_.width, to);
     }
+    /// Rows of a table likewise.
+    void arrange(const PackedRows<T>& from, int64_t rows, T* to) const {
+      arrange_rows<T, Element>(from, rows, decoder.job_.width, to);
+    }
     void operator()(const T* query, const ConstRows& keys, T* to) const {
       score_rows(query, decoder.query_row_, decoder.rows_, decoder.block_of(keys, decoder.job_.width),
                  decoder.job_.width, to, kDecodeKeys);
     }
     void of_query(const ConstRows& keys, T* to) const { (*this)(decoder.query_, keys, to); }
     void near(T* to) const { of_query(decoder.job_.key, to); }
+    /// to[key] = row_of(key) . key for the block's keys; row_of() gives arranged rows.
+    template <typename RowOf>
+    void of_rows(const RowOf& row_of, T* to) const {
+      const int64_t width = decoder.job_.width;
+      const BlockRows<Element> keys = decoder.block_of(decoder.job_.key, width);
+      for (int64_t k = 0; k < keys.keys; ++k) {
+        const T* row = row_of(k);
+        Vec<T> sum(T(0));
+        for_each_step<T, Element>(width, [&](int64_t d, const auto& load) {
+          const Pair<T> x = load(keys.data + k * keys.row + d);
+          sum = fmadd(x.first, Vec<T>::loadu(row + d), sum);
+          sum = fmadd(x.second, Vec<T>::loadu(row + d + Vec<T>::size()), sum);
+        });
+        to[k] = cpu::sum_lanes(sum);
+      }
+    }
   };
 
   void start(int64_t begin, int64_t end) {

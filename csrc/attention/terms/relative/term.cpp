@@ -9,17 +9,6 @@ using namespace reference;
 
 namespace {
 
-/// A table (2R+1, width) or (heads, 2R+1, width) over clipped distances.
-void check_rows(const Call& c, Input input, const c10::SymInt& width) {
-  check_table(c, input);
-  const Tensor& x = c[input];
-  const c10::SymInt heads = c.query().sym_size(1);
-  TORCH_CHECK_VALUE((x.dim() == 2 || (x.dim() == 3 && equal(x.sym_size(0), heads))) && equal(x.sym_size(-1), width) &&
-                        holds((x.sym_size(-2) % 2).sym_eq(1)),
-                    op_name(c), ": expected ", name_of(c, input), " of shape (2R + 1, ", width, ") or (", heads,
-                    ", 2R + 1, ", width, "), but got ", x.sym_sizes());
-}
-
 /// The input that is multiplied with rel_k.
 Input query_input(const Call& c) { return c.has(kRelQuery) ? kRelQuery : kQuery; }
 
@@ -37,9 +26,9 @@ void Relative::check(const Call& c) {
                       op_name(c), ": expected rel_query of shape (", query.sym_size(0), ", ", query.sym_size(1), ", ",
                       query.sym_size(2), ", width), but got ", own.sym_sizes());
   }
-  check_rows(c, kRelK, c[query_input(c)].sym_size(3));
+  check_rows_of_distances(c, kRelK, c[query_input(c)].sym_size(3));
   if (c.has(kRelV) && c.has(kValue)) {
-    check_rows(c, kRelV, c.value().sym_size(3));
+    check_rows_of_distances(c, kRelV, c.value().sym_size(3));
     TORCH_CHECK_VALUE(equal(c[kRelV].sym_size(-2), c[kRelK].sym_size(-2)), op_name(c),
                       ": expected rel_k and rel_v to cover the same distances, but got ", c[kRelK].sym_sizes(), " and ",
                       c[kRelV].sym_sizes());
