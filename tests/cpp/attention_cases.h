@@ -185,10 +185,10 @@ const std::vector<Term>& terms() {
          add_mask(s, c, false);
          c.scale = 0.2;
        }},
-      {"DeBERTaSlopesCappedAndSinks",
+      {"DeBERTaBiasCappedAndSinks",
        [](const Setting& s, Call& c) {
          add_table_of_queries(s, c, 3, true);
-         add_slopes(s, c);
+         add_bias(s, c);
          add_softcap(c, 2.0, true);
          add_sinks(s, c);
        }},

@@ -9,6 +9,8 @@ namespace posenc::attention_ops {
 template <typename T>
 struct RelativeKeysHead {
   int64_t radius;
+  /// Entries before it belong to no query that sees a key: `product` lacks them.
+  int64_t first;
   /// (2 * radius + 1, width), times scale * log2 e; row radius + clip(query - key, -radius, radius). data null: none.
   PackedRows<T> table;
   int64_t width;

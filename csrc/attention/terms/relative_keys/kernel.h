@@ -26,11 +26,9 @@ class RelativeKeysTile : public TileTerm<T> {
       for_each_pair(t, [&](int64_t k, int64_t q) { scores[k * kTileQueries + q] += head_.product[place(t, k, q)]; });
       return;
     }
-    for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
-      for (int64_t k = 0; k < keys.some; ++k) {
-        T* to = scores + k * kTileQueries + q;
-        (Vec<T>::loadu(to) + Vec<T>::loadu(head_.product + first_place(t, k) + q)).store(to);
-      }
+    for_each_row(t, head_.product, [&](int64_t k, int64_t q, int64_t place) {
+      T* to = scores + k * kTileQueries + q;
+      (Vec<T>::loadu(to) + Vec<T>::loadu(head_.product + place)).store(to);
     });
   }
 
@@ -43,15 +41,29 @@ class RelativeKeysTile : public TileTerm<T> {
       for_each_pair(t, [&](int64_t k, int64_t q) { sums[place(t, k, q)] += grad[k * kTileQueries + q]; });
       return;
     }
-    for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
-      for (int64_t k = 0; k < keys.some; ++k) {
-        T* to = sums + first_place(t, k) + q;
-        (Vec<T>::loadu(to) + Vec<T>::loadu(grad + k * kTileQueries + q)).store(to);
-      }
+    for_each_row(t, sums, [&](int64_t k, int64_t q, int64_t place) {
+      T* to = sums + place;
+      (Vec<T>::loadu(to) + Vec<T>::loadu(grad + k * kTileQueries + q)).store(to);
     });
   }
 
  private:
+  /// Rows of products that are asked for before they are read: they are too far apart for the processor to see them
+  /// coming.
+  static constexpr int64_t kRowsAhead = 4;
+
+  /// Calls body(k, q, place) for the vectors of queries q that see a key k, where positions count up by one.
+  template <typename Body>
+  void for_each_row(const Tile& t, const T* products, const Body& body) const {
+    for (int64_t k = 0; k < t.keys; ++k) {
+      cpu::prefetch(products + first_place(t, std::min(k + kRowsAhead, t.keys - 1)), kTileQueries);
+      const int64_t place = first_place(t, k);
+      for (int64_t q = std::max<int64_t>(0, k + t.diagonal) / kGroup<T> * kGroup<T>; q < t.lanes; q += Vec<T>::size()) {
+        body(k, q, place + q);
+      }
+    }
+  }
+
   /// Of query 0 of the tile, where positions count up by one.
   int64_t first_place(const Tile& t, int64_t k) const {
     const int64_t key = t.first_key + k, distance = t.first_query + visible_.offset - key;
