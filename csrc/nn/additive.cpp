@@ -6,41 +6,17 @@
 #include <ATen/ops/zeros.h>
 
 namespace posenc::nn {
-namespace {
-
-AttentionFuncOptions with_terms(const AttendOptions& call, std::optional<double> scale, const ScoreTerms& terms) {
-  return op_options<AttentionFuncOptions>(call)
-      .scale(scale)
-      .alibi_slopes(terms.slopes)
-      .distance_bias(terms.distance_bias)
-      .bias(terms.bias && call.bias() ? std::make_optional(*terms.bias + *call.bias())
-            : terms.bias              ? terms.bias
-                                      : call.bias());
-}
-
-ScoreCall score_call(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  return {query, key, call.q_positions(), call.k_positions()};
-}
-
-}  // namespace
-
-std::optional<double> AdditiveEncoding::scale_of(const AttendOptions& call) const {
-  return call.scale() ? call.scale() : own_scale();
-}
-
-std::tuple<at::Tensor, at::Tensor> AdditiveEncoding::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                                     const at::Tensor& value,
-                                                                     const AttendOptions& call) {
-  check_token_state(*this, call);
-  const ScoreTerms added = terms(score_call(query, key, call));
-  return attention_with_lse(query, key, value, with_terms(call, scale_of(call), added));
-}
-
-at::Tensor AdditiveEncoding::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_token_state(*this, call);
-  check_no_dropout(*this, call);
-  const ScoreTerms added = terms(score_call(query, key, call));
-  return attention_ops::attention_logits(query, key, with_terms(call, scale_of(call), added));
+void AdditiveEncoding::add_terms(OpCall& op, const AttendOptions& call) {
+  const ScoreTerms added = terms({op.query, op.key, call.q_positions(), call.k_positions()});
+  if (added.slopes) {
+    add_term(op.options.alibi_slopes(), *added.slopes);
+  }
+  if (added.distance_bias) {
+    add_table(op.options.distance_bias(), *added.distance_bias, -1);
+  }
+  if (added.bias) {
+    add_term(op.options.bias(), *added.bias);
+  }
 }
 
 at::Tensor AdditiveEncoding::bias(int64_t q_len, std::optional<int64_t> k_len) {

@@ -40,9 +40,35 @@ std::vector<Family*> members(const torch::nn::ModuleList& encodings) {
   return members<Family>(std::vector(encodings->begin(), encodings->end()));
 }
 
-ScoreEncoding* score_of(const torch::nn::ModuleList& encodings) {
+/// Whether test(score) is true of one of the score encodings.
+template <typename Test>
+bool any_score(const torch::nn::ModuleList& encodings, const Test& test) {
   const auto scores = members<ScoreEncoding>(encodings);
-  return scores.empty() ? nullptr : scores.front();
+  return std::any_of(scores.begin(), scores.end(), test);
+}
+
+/// Raises where several score encodings cannot act in one attention.
+void check_together(const std::vector<ScoreEncoding*>& scores, const std::optional<double>& scale) {
+  std::vector<std::string> state;
+  std::optional<double> own = scale;
+  for (const auto* score : scores) {
+    for (const std::string& name : score->token_state_names()) {
+      // CoPE takes gate keys in every mode; the layer makes them for those that need them.
+      if (name != "gate_key" || score->needs_gate_key()) {
+        state.push_back(name);
+      }
+    }
+    const auto of_score = score->own_scale();
+    TORCH_CHECK_VALUE(scale || !of_score || !own || *own == *of_score,
+                      "Attention: expected scale, as the score encodings multiply q . k by different numbers, ",
+                      own.value_or(0.0), " and ", of_score.value_or(0.0), ", but got none");
+    own = own ? own : of_score;
+  }
+  std::sort(state.begin(), state.end());
+  const auto twice = std::adjacent_find(state.begin(), state.end());
+  TORCH_CHECK_VALUE(twice == state.end(),
+                    "Attention: expected at most one score encoding with state of tokens of a kind, but got more with ",
+                    twice == state.end() ? "" : *twice);
 }
 
 /// Raises where an encoding was made for embeddings or heads of another size.
@@ -105,15 +131,16 @@ void check_encodings(const AttentionOptions& o) {
     check_sizes(*module, o);
   }
   const auto scores = members<ScoreEncoding>(o.encodings());
-  TORCH_CHECK_VALUE(scores.size() <= 1, "Attention: expected at most one score encoding, but got ", scores.size());
-  if (scores.empty()) {
-    return;
+  for (const auto* score : scores) {
+    TORCH_CHECK_VALUE(!score->rotates() || members<RotaryEncoding>(o.encodings()).empty(),
+                      "Attention: expected no rotary encoding beside a score encoding that rotates queries and keys "
+                      "itself");
+    TORCH_CHECK_VALUE(!score->always_causal() || is_causal(o),
+                      "Attention: expected is_causal to be true beside a score encoding that is causal by definition");
   }
-  TORCH_CHECK_VALUE(!scores.front()->rotates() || members<RotaryEncoding>(o.encodings()).empty(),
-                    "Attention: expected no rotary encoding beside a score encoding that rotates queries and keys "
-                    "itself");
-  TORCH_CHECK_VALUE(!scores.front()->always_causal() || is_causal(o),
-                    "Attention: expected is_causal to be true beside a score encoding that is causal by definition");
+  if (scores.size() > 1) {
+    check_together(scores, o.scale());
+  }
 }
 
 /// (B, T, N * width) -> (B, N, T, width), with as many heads as there are: a shard has fewer.
@@ -182,8 +209,7 @@ void AttentionImpl::reset() {
   for (const auto& module : options.encodings()) {
     encodings->push_back(module);
   }
-  const auto* score = score_of(encodings);
-  if (score != nullptr && score->needs_gate_key()) {
+  if (any_score(encodings, [](const auto* score) { return score->needs_gate_key(); })) {
     gate_proj = register_module("gate_proj", projection(width, kv, options.bias()));
   }
   register_module("encodings", encodings);
@@ -234,7 +260,12 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
                       "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) "
                       "beside x of shape ",
                       x.sizes(), ", but got ", positions->sizes());
-    TORCH_CHECK_VALUE(dims < 3 || score_of(encodings) == nullptr,
+    const bool by_index = any_score(encodings, [](const auto* score) { return !score->takes_positions(); });
+    TORCH_CHECK_VALUE(
+        !by_index || !any_score(encodings, [](const auto* score) { return score->takes_positions(); }),
+        "Attention: expected no positions with a score encoding that goes by index, and one of distances: "
+        "leave positions out, so that both count tokens");
+    TORCH_CHECK_VALUE(dims < 3 || members<ScoreEncoding>(encodings).empty(),
                       "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, "
                       "whose distances have one axis, but got ",
                       positions->sizes());
@@ -291,8 +322,11 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
   const int64_t width = head_width(options);
   at::Tensor q = normed(q_norm, q_proj->forward(embedded), width), k = normed(k_norm, k_proj->forward(embedded), width),
              v = split_heads(v_proj->forward(embedded), value_width(options));
-  auto* score = score_of(encodings);
-  TokenState state = score == nullptr ? TokenState() : score->token_state(embedded);
+  const auto scores = members<ScoreEncoding>(encodings);
+  TokenState state;
+  for (auto* score : scores) {
+    state.merge(score->token_state(embedded));
+  }
   at::Tensor gate_key;
   if (!gate_proj.is_empty()) {
     gate_key = split_heads(gate_proj->forward(embedded), width);
@@ -326,7 +360,7 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
           .attn_mask(visible(call.attn_mask()))
           .block_ids(visible(call.block_ids()))
           .bias(visible(call.bias()));
-      if (!known && score != nullptr) {  // some of which ask where tokens are, not just how far apart
+      if (!known && !scores.empty()) {  // some of which ask where tokens are, not just how far apart
         known = at::arange(dropped, cache->length(), at::TensorOptions(at::kLong).device(k.device()));
       }
     }
@@ -399,18 +433,18 @@ at::Tensor AttentionImpl::attend_to_context(const at::Tensor& x, const Attention
 
 at::Tensor AttentionImpl::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AttendOptions& call) const {
-  ScoreEncoding* score = score_of(encodings);
-  if (score == nullptr) {
-    return posenc::attention(q, k, v, op_options<AttentionFuncOptions>(call).is_causal(is_causal(options)));
-  }
+  const auto scores = members<ScoreEncoding>(encodings);
   auto own = call;
-  if (!score->always_causal()) {
+  if (!any_score(encodings, [](const auto* score) { return score->always_causal(); })) {
     own.is_causal(is_causal(options));
   }
-  if (!score->takes_positions()) {
+  if (any_score(encodings, [](const auto* score) { return !score->takes_positions(); })) {
     own.q_positions(std::nullopt).k_positions(std::nullopt);
   }
-  return score->attend(q, k, v, own);
+  if (scores.size() == 1) {
+    return scores.front()->attend(q, k, v, own);
+  }
+  return std::get<0>(nn::attend(op_call(scores, q, k, v, own)));
 }
 
 }  // namespace posenc::nn

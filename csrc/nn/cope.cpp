@@ -1,6 +1,5 @@
 #include <posenc/nn/cope.h>
 
-#include "attention/ops.h"
 #include "common/checks.h"
 #include "encodings/cope/ops.h"
 #include "nn/describe.h"
@@ -26,17 +25,6 @@ void check_gate_key(CoPEGate gate, bool given) {
       TORCH_CHECK_VALUE(given, "CoPE: expected gate_key, the values, in logits with gate='value'");
       break;
   }
-}
-
-/// The op's options for a call whose gates are made by `gate_key`.
-CopeAttentionFuncOptions cope_options(const CoPEImpl& self, const AttendOptions& call,
-                                      const std::optional<at::Tensor>& gate_key) {
-  check_token_state(self, call);
-  check_causal_by_index("CoPE", call, "positions count the keys that a query sees, back from the query");
-  return op_options<CopeAttentionFuncOptions>(call)
-      .gate_key(gate_key)
-      .gate_bias(where_defined(self.gate_bias))
-      .scale_position_logits(self.options.scale_position_logits());
 }
 
 }  // namespace
@@ -76,24 +64,23 @@ at::Tensor CoPEImpl::forward(const at::Tensor& query, const at::Tensor& attn_log
                                    options.scale_position_logits());
 }
 
-std::tuple<at::Tensor, at::Tensor> CoPEImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                             const at::Tensor& value, const AttendOptions& call) {
-  check_query("CoPE", query, options.head_dim(), options.num_heads());
-  if (options.gate() == CoPEGate::kValue) {
-    check_width("CoPE", "value", value, options.head_dim());
-    TORCH_CHECK_VALUE(!call.gate_key(),
-                      "CoPE: expected no gate_key with gate='value', where the values make the gates");
-    return posenc::cope_attention_with_lse(query, key, value, pos_emb, cope_options(*this, call, value));
+void CoPEImpl::add_terms(OpCall& op, const AttendOptions& call) {
+  check_query("CoPE", op.query, options.head_dim(), options.num_heads());
+  std::optional<at::Tensor> gate_key = call.gate_key();
+  if (options.gate() == CoPEGate::kValue && op.value.defined()) {
+    check_width("CoPE", "value", op.value, options.head_dim());
+    TORCH_CHECK_VALUE(!gate_key, "CoPE: expected no gate_key with gate='value', where the values make the gates");
+    gate_key = op.value;
+  } else {
+    check_gate_key(options.gate(), gate_key.has_value());
   }
-  check_gate_key(options.gate(), call.gate_key().has_value());
-  return posenc::cope_attention_with_lse(query, key, value, pos_emb, cope_options(*this, call, call.gate_key()));
-}
-
-at::Tensor CoPEImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_query("CoPE", query, options.head_dim(), options.num_heads());
-  check_gate_key(options.gate(), call.gate_key().has_value());
-  check_no_dropout(*this, call);
-  return attention_ops::cope_attention_logits(query, key, pos_emb, cope_options(*this, call, call.gate_key()));
+  check_causal_by_index("CoPE", call, "positions count the keys that a query sees, back from the query");
+  check_free("CoPE", "pos_emb", op.options.pos_emb().has_value());
+  op.options.is_causal(true)
+      .pos_emb(pos_emb)
+      .gate_key(gate_key)
+      .gate_bias(where_defined(gate_bias))
+      .scale_position_logits(options.scale_position_logits());
 }
 
 }  // namespace posenc::nn

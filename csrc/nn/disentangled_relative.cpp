@@ -1,6 +1,5 @@
 #include <posenc/nn/disentangled_relative.h>
 
-#include "attention/ops.h"
 #include "common/checks.h"
 #include "encodings/disentangled/ops.h"
 #include "nn/describe.h"
@@ -12,31 +11,6 @@
 #include <cmath>
 
 namespace posenc::nn {
-namespace {
-
-/// The options of a call to the op, with the tables by distance.
-struct RelativeCall {
-  std::optional<at::Tensor> rel_k;
-  RelativeAttentionFuncOptions options;
-};
-
-RelativeCall relative_call(const DisentangledRelativeImpl& module, const AttendOptions& call) {
-  const DisentangledRelativeOptions& o = module.options;
-  const auto by_distance = [&](const at::Tensor& table) {
-    return table.defined()
-               ? std::make_optional(disentangled_ops::table_of_distances(table, o.max_distance(), o.buckets()))
-               : std::nullopt;
-  };
-  RelativeCall result{by_distance(module.rel_k), op_options<RelativeAttentionFuncOptions>(call)};
-  result.options.rel_q(by_distance(module.rel_q));
-  if (!call.scale()) {
-    result.options.scale(1.0 / std::sqrt(static_cast<double>(o.head_dim() * (1 + o.c2p() + o.p2c()))));
-  }
-  return result;
-}
-
-}  // namespace
-
 void check(const DisentangledRelativeOptions& o) {
   check_options("DisentangledRelative", o);
   disentangled_ops::check_buckets(o.max_distance(), o.buckets());
@@ -77,22 +51,19 @@ void DisentangledRelativeImpl::pretty_print(std::ostream& stream) const {
   print_options(stream, "DisentangledRelative", options);
 }
 
-std::tuple<at::Tensor, at::Tensor> DisentangledRelativeImpl::attend_with_lse(const at::Tensor& query,
-                                                                             const at::Tensor& key,
-                                                                             const at::Tensor& value,
-                                                                             const AttendOptions& call) {
-  check_query("DisentangledRelative", query, options.head_dim(), options.num_heads());
-  check_token_state(*this, call);
-  const RelativeCall of_op = relative_call(*this, call);
-  return posenc::relative_attention_with_lse(query, key, value, of_op.rel_k, std::nullopt, of_op.options);
+void DisentangledRelativeImpl::add_terms(OpCall& op, const AttendOptions& /*call*/) {
+  check_query("DisentangledRelative", op.query, options.head_dim(), options.num_heads());
+  const auto add = [&](std::optional<at::Tensor>& place, const at::Tensor& table) {
+    if (table.defined()) {
+      add_table(place, disentangled_ops::table_of_distances(table, options.max_distance(), options.buckets()), -2);
+    }
+  };
+  add(op.options.rel_k(), rel_k);
+  add(op.options.rel_q(), rel_q);
 }
 
-at::Tensor DisentangledRelativeImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_query("DisentangledRelative", query, options.head_dim(), options.num_heads());
-  check_token_state(*this, call);
-  check_no_dropout(*this, call);
-  const RelativeCall of_op = relative_call(*this, call);
-  return attention_ops::relative_attention_logits(query, key, of_op.rel_k, of_op.options);
+std::optional<double> DisentangledRelativeImpl::own_scale() const {
+  return 1.0 / std::sqrt(static_cast<double>(options.head_dim() * (1 + options.c2p() + options.p2c())));
 }
 
 }  // namespace posenc::nn

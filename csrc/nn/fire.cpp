@@ -53,18 +53,10 @@ void FIREImpl::reset_parameters() {
 
 void FIREImpl::pretty_print(std::ostream& stream) const { print_options(stream, "FIRE", options); }
 
-std::tuple<at::Tensor, at::Tensor> FIREImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                             const at::Tensor& value, const AttendOptions& call) {
-  check_token_state(*this, call);
-  const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
-  return attention_ops::fire_attention(query, key, value, fire, op_options<AttentionFuncOptions>(call));
-}
-
-at::Tensor FIREImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_token_state(*this, call);
-  check_no_dropout(*this, call);
-  const auto fire = fire_terms(*this, {query, key, call.q_positions(), call.k_positions()});
-  return attention_ops::fire_logits(query, key, fire, op_options<AttentionFuncOptions>(call));
+void FIREImpl::add_terms(OpCall& op, const AttendOptions& call) {
+  check_free("FIRE", "FIRE's bias", op.fire != nullptr);
+  op.fire = std::make_shared<const attention_ops::FireTerms>(
+      fire_terms(*this, {op.query, op.key, call.q_positions(), call.k_positions()}));
 }
 
 ScoreTerms FIREImpl::terms(const ScoreCall& call) {

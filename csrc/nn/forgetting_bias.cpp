@@ -1,6 +1,5 @@
 #include <posenc/nn/forgetting_bias.h>
 
-#include "attention/ops.h"
 #include "common/checks.h"
 #include "encodings/forgetting/ops.h"
 #include "nn/describe.h"
@@ -12,18 +11,6 @@
 #include <cmath>
 
 namespace posenc::nn {
-namespace {
-
-/// The op's options for a call.
-AttentionFuncOptions forgetting_options(const ForgettingBiasImpl& self, const at::Tensor& query, const at::Tensor& key,
-                                        const AttendOptions& call) {
-  check_token_state(self, call);
-  check_causal_by_index("ForgettingBias", call, "decays add up by index, from a query back to a key");
-  return op_options<AttentionFuncOptions>(call).is_causal(true).log_decay(
-      forgetting_ops::decay_terms(call.log_decay(), query, key, self.options.num_heads(), call.key_mask()));
-}
-
-}  // namespace
 
 void check(const ForgettingBiasOptions& o) {
   check_options("ForgettingBias", o);
@@ -54,15 +41,11 @@ at::Tensor ForgettingBiasImpl::forward(const at::Tensor& x) {
   return forgetting_ops::log_decay(x, weight, where_defined(bias), options.kind() == ForgettingKind::kCABLE);
 }
 
-std::tuple<at::Tensor, at::Tensor> ForgettingBiasImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                                       const at::Tensor& value,
-                                                                       const AttendOptions& call) {
-  return posenc::attention_with_lse(query, key, value, forgetting_options(*this, query, key, call));
-}
-
-at::Tensor ForgettingBiasImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_no_dropout(*this, call);
-  return attention_ops::attention_logits(query, key, forgetting_options(*this, query, key, call));
+void ForgettingBiasImpl::add_terms(OpCall& op, const AttendOptions& call) {
+  check_causal_by_index("ForgettingBias", call, "decays add up by index, from a query back to a key");
+  op.options.is_causal(true);
+  add_term(op.options.log_decay(),
+           forgetting_ops::decay_terms(call.log_decay(), op.query, op.key, options.num_heads(), call.key_mask()));
 }
 
 }  // namespace posenc::nn

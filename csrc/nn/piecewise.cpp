@@ -1,25 +1,15 @@
 #include <posenc/nn/piecewise.h>
 
-#include "attention/ops.h"
 #include "nn/score_call.h"
 
 namespace posenc::nn {
 
-std::tuple<at::Tensor, at::Tensor> PiecewiseEncoding::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                                      const at::Tensor& value,
-                                                                      const AttendOptions& call) {
-  check_token_state(*this, call);
-  const auto s = sides(query, key, call.q_positions(), call.k_positions());
-  return posenc::piecewise_attention_with_lse(s.q_near, s.k_near, s.q_far, s.k_far, value, threshold(),
-                                              op_options<PiecewiseAttentionFuncOptions>(call));
-}
-
-at::Tensor PiecewiseEncoding::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_token_state(*this, call);
-  check_no_dropout(*this, call);
-  const auto s = sides(query, key, call.q_positions(), call.k_positions());
-  return attention_ops::piecewise_attention_logits(s.q_near, s.k_near, s.q_far, s.k_far, threshold(),
-                                                   op_options<PiecewiseAttentionFuncOptions>(call));
+void PiecewiseEncoding::add_terms(OpCall& op, const AttendOptions& call) {
+  check_free("PiecewiseEncoding", "far queries and keys", op.options.q_far().has_value());
+  const auto s = sides(op.query, op.key, call.q_positions(), call.k_positions());
+  op.query = s.q_near;
+  op.key = s.k_near;
+  op.options.q_far(s.q_far).k_far(s.k_far).threshold(threshold()).is_causal(call.is_causal().value_or(true));
 }
 
 }  // namespace posenc::nn

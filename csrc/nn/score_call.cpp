@@ -1,6 +1,11 @@
 #include "nn/score_call.h"
 
+#include "attention/ops.h"
 #include "common/checks.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/index_select.h>
 
 #include <c10/util/Type.h>
 
@@ -19,6 +24,63 @@ std::string class_name(const ScoreEncoding& encoding) {
 }
 
 }  // namespace
+
+OpCall op_call(const std::vector<ScoreEncoding*>& encodings, const at::Tensor& query, const at::Tensor& key,
+               const at::Tensor& value, const AttendOptions& call) {
+  OpCall op{.query = query, .key = key, .value = value, .options = op_options<AttentionFuncOptions>(call)};
+  for (ScoreEncoding* encoding : encodings) {
+    if (!op.options.scale()) {
+      op.options.scale(encoding->own_scale());
+    }
+    encoding->add_terms(op, call);
+  }
+  return op;
+}
+
+std::tuple<at::Tensor, at::Tensor> attend(const OpCall& op) {
+  return op.fire != nullptr ? attention_ops::fire_attention(op.query, op.key, op.value, *op.fire, op.options)
+                            : attention_with_lse(op.query, op.key, op.value, op.options);
+}
+
+std::tuple<at::Tensor, at::Tensor> ScoreEncoding::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
+                                                                  const at::Tensor& value, const AttendOptions& call) {
+  check_token_state(*this, call);
+  return nn::attend(op_call({this}, query, key, value, call));
+}
+
+at::Tensor ScoreEncoding::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
+  check_token_state(*this, call);
+  check_no_dropout(*this, call);
+  const OpCall op = op_call({this}, query, key, {}, call);
+  return op.fire != nullptr ? attention_ops::fire_logits(op.query, op.key, *op.fire, op.options)
+                            : attention_ops::attention_logits(op.query, op.key, op.options);
+}
+
+void ScoreEncoding::add_terms(OpCall& /*op*/, const AttendOptions& /*call*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, class_name(*this),
+                              ": expected add_terms(), which says what the encoding adds to a call: without it the "
+                              "encoding attends alone");
+}
+
+void add_term(std::optional<at::Tensor>& place, const at::Tensor& term) { place = place ? *place + term : term; }
+
+void add_table(std::optional<at::Tensor>& place, const at::Tensor& table, int64_t dim) {
+  if (!place) {
+    place = table;
+    return;
+  }
+  const int64_t radius = std::max(place->size(dim), table.size(dim)) / 2;
+  const auto widened = [&](const at::Tensor& x) {
+    const int64_t own = x.size(dim) / 2;
+    const auto options = x.options().dtype(at::kLong).requires_grad({});
+    return own == radius ? x : x.index_select(dim, at::arange(-radius, radius + 1, options).clamp(-own, own) + own);
+  };
+  place = widened(*place) + widened(table);
+}
+
+void check_free(const char* module, const char* name, bool taken) {
+  TORCH_CHECK_VALUE(!taken, module, ": expected no other encoding with ", name, " in the same attention");
+}
 
 void check_width(const char* module, const char* name, const at::Tensor& x, int64_t head_dim) {
   if (x.defined()) {

@@ -54,6 +54,18 @@ OpOptions op_options(const AttendOptions& call) {
   return o;
 }
 
+/// The call that encodings, all in one attention, make of a call of theirs.
+OpCall op_call(const std::vector<ScoreEncoding*>& encodings, const at::Tensor& query, const at::Tensor& key,
+               const at::Tensor& value, const AttendOptions& call);
+std::tuple<at::Tensor, at::Tensor> attend(const OpCall& op);
+
+/// Adds a term, or where one is there already, its numbers to those.
+void add_term(std::optional<at::Tensor>& place, const at::Tensor& term);
+/// The same for tables over clipped distances, 2R+1 entries along `dim`: the ends of the shorter one go on.
+void add_table(std::optional<at::Tensor>& place, const at::Tensor& table, int64_t dim);
+/// Raises where another encoding of the call has the term `name` already, of which the op takes one.
+void check_free(const char* module, const char* name, bool taken);
+
 /// A parameter that may be undefined, as an optional argument of an op.
 inline std::optional<at::Tensor> where_defined(const at::Tensor& parameter) {
   return parameter.defined() ? std::make_optional(parameter) : std::nullopt;

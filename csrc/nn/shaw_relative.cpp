@@ -1,6 +1,5 @@
 #include <posenc/nn/shaw_relative.h>
 
-#include "attention/ops.h"
 #include "common/checks.h"
 #include "nn/describe.h"
 #include "nn/parameters.h"
@@ -49,23 +48,13 @@ void ShawRelativeImpl::reset_parameters() {
 
 void ShawRelativeImpl::pretty_print(std::ostream& stream) const { print_options(stream, "ShawRelative", options); }
 
-std::tuple<at::Tensor, at::Tensor> ShawRelativeImpl::attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                                     const at::Tensor& value,
-                                                                     const AttendOptions& call) {
-  check_query("ShawRelative", query, options.head_dim(), options.num_heads());
-  if (options.values()) {
-    check_width("ShawRelative", "value", value, options.head_dim());
+void ShawRelativeImpl::add_terms(OpCall& op, const AttendOptions& /*call*/) {
+  check_query("ShawRelative", op.query, options.head_dim(), options.num_heads());
+  add_table(op.options.rel_k(), rel_k, -2);
+  if (rel_v.defined() && op.value.defined()) {
+    check_width("ShawRelative", "value", op.value, options.head_dim());
+    add_table(op.options.rel_v(), rel_v, -2);
   }
-  check_token_state(*this, call);
-  return posenc::relative_attention_with_lse(query, key, value, rel_k, where_defined(rel_v),
-                                             op_options<RelativeAttentionFuncOptions>(call));
-}
-
-at::Tensor ShawRelativeImpl::logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call) {
-  check_query("ShawRelative", query, options.head_dim(), options.num_heads());
-  check_token_state(*this, call);
-  check_no_dropout(*this, call);
-  return attention_ops::relative_attention_logits(query, key, rel_k, op_options<RelativeAttentionFuncOptions>(call));
 }
 
 }  // namespace posenc::nn

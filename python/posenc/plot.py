@@ -81,12 +81,11 @@ def bias(
         raise ValueError(f"plot.bias: expected length to be at least 1, but got {length}")
     name = type(encoding).__name__
     contextual, tables = isinstance(encoding, CoPE), isinstance(encoding, (ShawRelative, DisentangledRelative))
-    relative = tables or isinstance(encoding, AdditiveEncoding)
     _check_use("query", query, contextual or tables, name)
     _check_use("key", key, contextual or isinstance(encoding, DisentangledRelative), name)
     _check_use("gate_key", gate_key, contextual and encoding.gate != "logits", name)
     _check_use("x", x, isinstance(encoding, ForgettingBias), name)
-    _check_use("ahead=True", True if ahead else None, relative, name)
+    _check_use("ahead=True", True if ahead else None, tables or isinstance(encoding, AdditiveEncoding), name)
     if isinstance(encoding, (ReRoPE, SelfExtend)):
         _check_use("heads", heads, False, name)
         return _draw_distances(encoding, length, _axes(ax))
@@ -94,7 +93,7 @@ def bias(
         return _draw_contextual(encoding, length, _axes(ax), heads, query, key, gate_key)
     if isinstance(encoding, ForgettingBias):
         return _draw_bias(encoding, _axes(ax), heads, _forgotten(encoding, length, x), ahead)
-    if relative:
+    if isinstance(encoding, (AdditiveEncoding, ShawRelative, DisentangledRelative)):
         return _draw_bias(encoding, _axes(ax), heads, _added(encoding, length, query, key), ahead)
     raise TypeError(f"plot.bias: expected a score encoding of posenc.nn, but got {name}")
 
@@ -232,7 +231,12 @@ def _normal(given: Tensor | None, name: str, heads: int, length: int, width: int
     return given.unsqueeze(0)
 
 
-def _added(encoding: ScoreEncoding, length: int, query: Tensor | None, key: Tensor | None) -> Tensor:
+def _added(
+    encoding: AdditiveEncoding | ShawRelative | DisentangledRelative,
+    length: int,
+    query: Tensor | None,
+    key: Tensor | None,
+) -> Tensor:
     """(H, length, length)."""
     if isinstance(encoding, AdditiveEncoding):
         return encoding.bias(length)

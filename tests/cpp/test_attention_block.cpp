@@ -103,8 +103,19 @@ TEST(AttentionBlock, EncodingsOfUsersTakePart) {
 }
 
 TEST(AttentionBlock, EncodingsThatDoNotFitTogetherAreRefused) {
-  expect_error([] { Attention(grouped().with(ALiBi(kHeads), CoPE(kHeadDim, 5))); },
-               "at most one score encoding, but got 2");
+  expect_error([] { Attention(grouped().with(ForgettingBias(kWidth, kHeads), ForgettingBias(kWidth, kHeads))); },
+               "at most one score encoding with state of tokens of a kind, but got more with log_decay");
+  expect_error(
+      [] {
+        Attention(grouped().with(T5RelativeBias(T5RelativeBiasOptions(kHeads).scale(1.0)),
+                                 T5RelativeBias(T5RelativeBiasOptions(kHeads).scale(2.0))));
+      },
+      "expected scale, as the score encodings multiply q . k by different numbers, 1 and 2");
+  expect_error(
+      [] { Attention(grouped().with(CoPE(kHeadDim, 5), CoPE(kHeadDim, 5)))->forward(torch::randn({1, 3, kWidth})); },
+      "CoPE: expected no other encoding with pos_emb");
+  expect_error([] { Attention(grouped().with(FIRE(kHeads), FIRE(kHeads)))->forward(torch::randn({1, 3, kWidth})); },
+               "FIRE: expected no other encoding");
   expect_error([] { Attention(grouped().with(Rotary(kHeadDim), ReRoPE(kHeadDim, 4))); },
                "expected no rotary encoding beside a score encoding that rotates");
   expect_error([] { Attention(grouped().with(CoPE(kHeadDim, 5)).is_causal(false)); }, "expected is_causal to be true");
@@ -189,10 +200,11 @@ TEST(AttentionBlock, SavesLoadsMovesAndTrains) {
 TEST(AttentionBlock, PrettyPrintShowsEveryOption) {
   std::ostringstream stream;
   Attention(grouped().dropout(0.5).window(7))->pretty_print(stream);
-  EXPECT_EQ(stream.str(),
-            "posenc::nn::Attention(embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=4, dropout=0.5, "
-            "output_dropout=0, bias=false, output_bias=false, is_causal=true, window=7, sinks=false, softcap_on=content, "
-            "value_dim=4, cross=false)");
+  EXPECT_EQ(
+      stream.str(),
+      "posenc::nn::Attention(embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=4, dropout=0.5, "
+      "output_dropout=0, bias=false, output_bias=false, is_causal=true, window=7, sinks=false, softcap_on=content, "
+      "value_dim=4, cross=false)");
 }
 
 TEST(AttentionBlock, DecodingEqualsOnePass) {

@@ -25,6 +25,7 @@ from posenc.nn.kerple import Kerple
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.learned_absolute import LearnedAbsolute
 from posenc.nn.multimodal_rotary import MultimodalRotary
+from posenc.nn.op_call import OpCall
 from posenc.nn.rerope import ReRoPE
 from posenc.nn.rotary import Rotary, RotaryEncoding
 from posenc.nn.sandwich import Sandwich
@@ -60,6 +61,7 @@ __all__ = [
     "ShawRelative",
     "AbsoluteEncoding",
     "AdditiveEncoding",
+    "OpCall",
     "RotaryEncoding",
     "ScoreCall",
     "ScoreEncoding",

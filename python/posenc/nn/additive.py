@@ -1,12 +1,10 @@
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from posenc.nn.op_call import OpCall
 from posenc.nn.score import ScoreEncoding
-
-_attention = torch.ops.posenc.attention.default
-_attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class ScoreCall(NamedTuple):
@@ -49,7 +47,6 @@ class AdditiveEncoding(ScoreEncoding):
 
     Attributes:
         num_heads: H, the query heads.
-        scale: Multiplies ``query . key`` where the call does not say; None: ``1 / sqrt(D)``.
 
     Example:
         >>> class Recency(posenc.nn.AdditiveEncoding):
@@ -64,33 +61,18 @@ class AdditiveEncoding(ScoreEncoding):
     """
 
     num_heads: int
-    scale: float | None = None
 
     def terms(self, call: ScoreCall) -> ScoreTerms:
         """What is added to the scores of ``call``."""
         raise NotImplementedError
 
-    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+    def add_terms(self, op: OpCall) -> None:
         """See :class:`ScoreEncoding`."""
-        return _attention(query, key, value, **self._with_terms(query, key, call))
-
-    def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
-        """See :class:`ScoreEncoding`."""
-        return _attention_logits(query, key, **self._with_terms(query, key, call))
-
-    def _with_terms(self, query: Tensor, key: Tensor, call: dict[str, Any]) -> dict[str, Any]:
-        """``call`` as the op takes it: what is added in the place of per-token state."""
+        call = op.keywords
         state = {name: call.pop(name) for name in (*self.state_keywords, *self.optional_keywords) if name in call}
-        added = self.terms(ScoreCall(query, key, call.get("q_positions"), call.get("k_positions"), state))
-        if added.slopes is not None:
-            call["alibi_slopes"] = added.slopes
-        if added.distance_bias is not None:
-            call["distance_bias"] = added.distance_bias
-        if added.bias is not None:
-            call["bias"] = added.bias + call["bias"] if "bias" in call else added.bias
-        if self.scale is not None:
-            call.setdefault("scale", self.scale)
-        return call
+        added = self.terms(ScoreCall(op.query, op.key, call.get("q_positions"), call.get("k_positions"), state))
+        terms = {"alibi_slopes": added.slopes, "distance_bias": added.distance_bias, "bias": added.bias}
+        op.add(self, **{name: term for name, term in terms.items() if term is not None})
 
     def bias(self, q_len: int, k_len: int | None = None) -> Tensor:
         """What is added, for queries at the last positions of ``k_len`` keys (None: ``q_len``).

@@ -5,16 +5,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from posenc import _C, ops
+from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
 from posenc.nn.base import Encoding, check_dense, made, made_inside
 from posenc.nn.kv_cache import KVCache
+from posenc.nn.op_call import OpCall
 from posenc.nn.options import plain_numbers
 from posenc.nn.rotary import RotaryEncoding
 from posenc.nn.score import ScoreEncoding
-from posenc.ops.keywords import Window, given, keyword
+from posenc.ops.keywords import AttentionOptions, Window, given, keyword, keywords_of
 
 _OPTIONS = {"window": keyword("window", None, Window)}
+_attention = torch.ops.posenc.attention.default
+_OP_OPTIONS = keywords_of(_attention, AttentionOptions)
 
 
 class Attention(Encoding):
@@ -37,8 +40,9 @@ class Attention(Encoding):
         num_heads: H, heads of queries.
         num_kv_heads: G, heads of keys and values, a divisor of ``num_heads``; None: ``num_heads``.
         head_dim: D; None: ``embed_dim / num_heads``.
-        encodings: Modules of posenc.nn of any family. Absolute and rotary ones act in their order here; at most one may
-            be a score encoding. One that rotates queries and keys itself (ReRoPE, SelfExtend) excludes rotary ones.
+        encodings: Modules of posenc.nn of any family. Absolute and rotary ones act in their order here; the terms of
+            several score encodings add up, before the softmax. One that rotates queries and keys itself (ReRoPE,
+            SelfExtend) excludes rotary ones.
         dropout: Probability with which an attention weight is zeroed in training.
         output_dropout: Probability with which an element of the output is zeroed in training.
         bias: Whether the projections to queries, keys, values and gate keys have one.
@@ -131,7 +135,7 @@ class Attention(Encoding):
             cross=cross,
         )
         is_causal = not cross if is_causal is None else is_causal
-        score = _check_encodings(encodings, is_causal, cross)
+        scores = _check_encodings(encodings, is_causal, cross, scale)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -156,7 +160,7 @@ class Attention(Encoding):
         self.o_proj = made(torch.nn.Linear(self.num_heads * self.value_dim, embed_dim, bias=self.output_bias))
         self.q_norm, self.k_norm = q_norm, k_norm
         self.sinks = torch.nn.Parameter(torch.zeros(num_heads)) if sinks else None
-        needs_gate_key = score is not None and score.needs_gate_key
+        needs_gate_key = any(score.needs_gate_key for score in scores)
         self.gate_proj = made(torch.nn.Linear(embed_dim, kv_width, bias=bias)) if needs_gate_key else None
         self.encodings = torch.nn.ModuleList(encodings)
         self._fix(
@@ -245,8 +249,8 @@ class Attention(Encoding):
         q = self._normed(self.q_norm, self.q_proj(x))
         k = self._normed(self.k_norm, self.k_proj(x))
         v = self._heads(self.v_proj(x), self.value_dim)
-        score = self._score()
-        state: dict[str, Tensor] = {} if score is None else score.token_state(x)
+        scores = self._scores()
+        state: dict[str, Tensor] = {name: made for score in scores for name, made in score.token_state(x).items()}
         gate_key = None if self.gate_proj is None else self._heads(self.gate_proj(x), self.head_dim)
         offset = start if positions is None else 0
         for encoding in self._members(RotaryEncoding):
@@ -264,7 +268,7 @@ class Attention(Encoding):
             known = cache.positions
             if cache.window is not None:  # also while nothing is dropped, so that compiled graphs serve both
                 masks = {name: _without_first(mask, cache.dropped) for name, mask in masks.items()}
-                if known is None and score is not None:  # some of which ask where tokens are, not just how far apart
+                if known is None and scores:  # some of which ask where tokens are, not just how far apart
                     known = torch.arange(cache.dropped, cache.length, device=k.device)
             new = None if known is None else known[..., known.shape[-1] - q.shape[2] :]
             return self._output(self._attend(q, k, v, cache.token_state, new, known, masks))
@@ -322,19 +326,22 @@ class Attention(Encoding):
         if self.softcap is not None:
             call["softcap_on"] = self.softcap_on
         call = {name: value for name, value in call.items() if value is not None}
-        places: dict[str, Any] = {"q_positions": q_positions, "k_positions": k_positions}
-        score = self._score()
-        if score is None:
-            return ops.attention(q, k, v, is_causal=self.is_causal, **places, **call)
-        if not score.always_causal:
+        scores = self._scores()
+        if all(score.takes_positions for score in scores):
+            call |= {"q_positions": q_positions, "k_positions": k_positions}
+        if not any(score.always_causal for score in scores):
             call["is_causal"] = self.is_causal
-        if score.takes_positions:
-            call.update(places)
-        return score.attend(q, k, v, **state, **call)
+        if len(scores) == 1:
+            return scores[0].attend(q, k, v, **state, **call)
+        scale = next((score.scale for score in scores if score.scale is not None), None)
+        op = OpCall(q, k, v, {"scale": scale, **given("Attention", _OP_OPTIONS, call), **state})
+        for score in scores:
+            score.add_terms(op)
+        return _attention(op.query, op.key, v, **op.keywords)[0]
 
-    def _score(self) -> Any:
-        """The score encoding, or None."""
-        return next(iter(self._members(ScoreEncoding)), None)
+    def _scores(self) -> list[Any]:
+        """The score encodings."""
+        return self._members(ScoreEncoding)
 
     def _members(self, family: type) -> list[Any]:
         return [encoding for encoding in self.encodings if isinstance(encoding, family)]
@@ -398,7 +405,13 @@ class Attention(Encoding):
                 "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) beside x of "
                 f"shape {list(x.shape)}, but got {shape}"
             )
-        if dims == 3 and self._members(ScoreEncoding):
+        by_index = [type(score).__name__ for score in self._scores() if not score.takes_positions]
+        if by_index and len(by_index) < len(self._scores()):
+            raise ValueError(
+                f"Attention: expected no positions with {by_index[0]}, which goes by index, and a score encoding of "
+                "distances: leave positions out, so that both count tokens"
+            )
+        if dims == 3 and self._scores():
             raise ValueError(
                 "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, whose "
                 f"distances have one axis, but got {shape}"
@@ -422,8 +435,10 @@ def _without_first(mask: Tensor | None, keys: int) -> Tensor | None:
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., keys:]
 
 
-def _check_encodings(encodings: list[Encoding], is_causal: bool, cross: bool) -> ScoreEncoding | None:
-    """The score encoding, if there is one; raises where the encodings do not fit together."""
+def _check_encodings(
+    encodings: list[Encoding], is_causal: bool, cross: bool, scale: float | None
+) -> list[ScoreEncoding]:
+    """The score encodings; raises where the encodings do not fit together."""
     for encoding in encodings:
         if not isinstance(encoding, (AbsoluteEncoding, RotaryEncoding, ScoreEncoding)):
             raise TypeError(
@@ -436,19 +451,38 @@ def _check_encodings(encodings: list[Encoding], is_causal: bool, cross: bool) ->
                 f"but got {type(encoding).__name__}"
             )
     scores = [encoding for encoding in encodings if isinstance(encoding, ScoreEncoding)]
-    if not scores:
-        return None
+    for score in scores:
+        if score.rotates and any(isinstance(encoding, RotaryEncoding) for encoding in encodings):
+            raise ValueError(
+                f"Attention: expected no rotary encoding beside {type(score).__name__}, "
+                "which rotates queries and keys itself"
+            )
+        if score.always_causal and not is_causal:
+            raise ValueError(
+                f"Attention: expected is_causal to be true beside {type(score).__name__}, which is causal by definition"
+            )
     if len(scores) > 1:
-        names = ", ".join(type(score).__name__ for score in scores)
-        raise ValueError(f"Attention: expected at most one score encoding, but got {len(scores)}: {names}")
-    [score] = scores
-    if score.rotates and any(isinstance(encoding, RotaryEncoding) for encoding in encodings):
+        _check_together(scores, scale)
+    return scores
+
+
+def _check_together(scores: list[ScoreEncoding], scale: float | None) -> None:
+    """Raises where several score encodings cannot act in one attention."""
+    names = [type(score).__name__ for score in scores]
+    for score, name in zip(scores, names, strict=True):
+        if type(score).add_terms is ScoreEncoding.add_terms:
+            raise ValueError(
+                f"Attention: expected no other score encoding beside {name}, which attends by itself, but got {names}: "
+                "give it the method add_terms()"
+            )
+    state = [name for score in scores for name in score.state_keywords]
+    if len(set(state)) < len(state) or sum(score.needs_gate_key for score in scores) > 1:
         raise ValueError(
-            f"Attention: expected no rotary encoding beside {type(score).__name__}, "
-            "which rotates queries and keys itself"
+            f"Attention: expected at most one score encoding with state of tokens of a kind, but got {names}"
         )
-    if score.always_causal and not is_causal:
+    own = [(name, score.scale) for score, name in zip(scores, names, strict=True) if score.scale is not None]
+    if scale is None and len({number for _, number in own}) > 1:
         raise ValueError(
-            f"Attention: expected is_causal to be true beside {type(score).__name__}, which is causal by definition"
+            "Attention: expected scale, as the score encodings multiply q . k by different numbers, "
+            f"{', '.join(f'{name} by {number}' for name, number in own)}, but got None"
         )
-    return score

@@ -1,10 +1,11 @@
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from posenc import _C
 from posenc.nn.heads import check_query, check_width
+from posenc.nn.op_call import OpCall
 from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
 
@@ -114,39 +115,30 @@ class CoPE(ScoreEncoding):
             scale_position_logits=self.scale_position_logits,
         )
 
-    def attend_op(
-        self, query: Tensor, key: Tensor, value: Tensor, *, gate_key: Tensor | None = None, **call: Any
-    ) -> tuple[Tensor, Tensor]:
-        """See :class:`ScoreEncoding`. ``gate_key`` (B, G, Tk, D) belongs to ``gate="key"`` and is needed there."""
-        if self.gate == "value":
+    def add_terms(self, op: OpCall) -> None:
+        """See :class:`ScoreEncoding`. ``gate_key`` (B, G, Tk, D) belongs to ``gate="key"`` and is needed there; in
+        :meth:`logits` it holds the values with ``gate="value"``."""
+        check_query("CoPE", op.query, self.head_dim, self.num_heads)
+        gate_key = op.keywords.pop("gate_key", None)
+        if self.gate == "logits" and gate_key is not None:
+            raise ValueError("CoPE: expected no gate_key with gate='logits', where the keys make the gates")
+        if self.gate == "key" and gate_key is None:
+            raise ValueError("CoPE: expected gate_key (batch, kv_heads, keys, head_dim) with gate='key'")
+        if self.gate == "value" and op.value is not None:
             if gate_key is not None:
                 raise ValueError("CoPE: expected no gate_key with gate='value', where the values make the gates")
-            check_width("CoPE", "value", value, self.head_dim)
-            gate_key = value
-        return _cope_attention(query, key, value, self.pos_emb, **self._with_gates(query, gate_key, call))
-
-    def logits_op(self, query: Tensor, key: Tensor, *, gate_key: Tensor | None = None, **call: Any) -> Tensor:
-        """See :class:`ScoreEncoding`. ``gate_key`` holds the values with ``gate="value"``."""
-        gates = self._with_gates(query, gate_key, call)
-        return _attention_logits(query, key, pos_emb=self.pos_emb, is_causal=True, **gates)
-
-    def _with_gates(self, query: Tensor, gate_key: Tensor | None, call: dict[str, Any]) -> dict[str, Any]:
-        """``call`` with what makes the gates."""
-        check_query("CoPE", query, self.head_dim, self.num_heads)
-        if self.gate == "logits":
-            if gate_key is not None:
-                raise ValueError("CoPE: expected no gate_key with gate='logits', where the keys make the gates")
-        elif gate_key is None and self.gate == "key":
-            raise ValueError("CoPE: expected gate_key (batch, kv_heads, keys, head_dim) with gate='key'")
-        elif gate_key is None:
+            check_width("CoPE", "value", op.value, self.head_dim)
+            gate_key = op.value
+        elif self.gate == "value" and gate_key is None:
             raise ValueError("CoPE: expected gate_key, the values, in logits with gate='value'")
-        else:
-            call["gate_key"] = gate_key
+        op.keywords["is_causal"] = True
+        op.add(self, pos_emb=self.pos_emb)
+        if gate_key is not None:
+            op.keywords["gate_key"] = gate_key
         if self.gate_bias is not None:
-            call["gate_bias"] = self.gate_bias
+            op.keywords["gate_bias"] = self.gate_bias
         if self.scale_position_logits:
-            call["scale_position_logits"] = True
-        return call
+            op.keywords["scale_position_logits"] = True
 
     def extra_repr(self) -> str:
         """The options."""

@@ -1,17 +1,15 @@
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc import _C
 from posenc.nn.heads import check_query
+from posenc.nn.op_call import OpCall
 from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
 
 _disentangled_table = torch.ops.posenc._disentangled_table.default
-_relative_attention = torch.ops.posenc.relative_attention.default
-_attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class DisentangledRelative(ScoreEncoding):
@@ -77,33 +75,25 @@ class DisentangledRelative(ScoreEncoding):
         self.buckets = buckets
         self.c2p = c2p
         self.p2c = p2c
+        self.scale = 1 / math.sqrt(head_dim * (1 + c2p + p2c))
         for name, there in (("rel_k", c2p), ("rel_q", p2c)):
             table = torch.nn.Parameter(torch.empty(num_heads, 2 * span, head_dim)) if there else None
             self.register_parameter(name, table)
         self.reset_parameters()
-        self._fix("head_dim", "num_heads", "max_distance", "buckets", "c2p", "p2c")
+        self._fix("head_dim", "num_heads", "max_distance", "buckets", "c2p", "p2c", "scale")
 
     def reset_parameters(self) -> None:
         """Draws the tables anew."""
         for table in self.parameters(recurse=False):
             torch.nn.init.normal_(table, 0.0, _C.nn.DISENTANGLED_RELATIVE_INITIAL_STD)
 
-    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+    def add_terms(self, op: OpCall) -> None:
         """See :class:`ScoreEncoding`."""
-        return _relative_attention(query, key, value, **self._with_tables(query, call))
-
-    def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
-        """See :class:`ScoreEncoding`."""
-        return _attention_logits(query, key, **self._with_tables(query, call))
-
-    def _with_tables(self, query: Tensor, call: dict[str, Any]) -> dict[str, Any]:
-        check_query("DisentangledRelative", query, self.head_dim, self.num_heads)
+        check_query("DisentangledRelative", op.query, self.head_dim, self.num_heads)
         for name in ("rel_k", "rel_q"):
             table = getattr(self, name)
             if table is not None:
-                call[name] = _disentangled_table(table, self.max_distance, self.buckets)
-        call.setdefault("scale", 1 / math.sqrt(self.head_dim * (1 + self.c2p + self.p2c)))
-        return call
+                op.add(self, **{name: _disentangled_table(table, self.max_distance, self.buckets)})
 
     def extra_repr(self) -> str:
         """The options."""

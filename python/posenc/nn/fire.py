@@ -1,11 +1,10 @@
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
 from posenc.nn.base import made, made_inside
+from posenc.nn.op_call import OpCall
 from posenc.nn.options import plain_numbers
 
 _attention_logits = torch.ops.posenc._attention_logits.default
@@ -98,20 +97,22 @@ class FIRE(AdditiveEncoding):
         first, last = layers
         return self.c, self.threshold, first.weight, first.bias, last.weight, last.bias
 
-    def _with_terms(self, query: Tensor, key: Tensor, call: dict[str, Any]) -> dict[str, Any]:
+    def add_terms(self, op: OpCall) -> None:
+        """See :class:`ScoreEncoding`."""
+        positions = (op.keywords.get("q_positions"), op.keywords.get("k_positions"))
+        op.add(self, **self._terms_of_op(op.query, op.key, *positions))
+
+    def _terms_of_op(
+        self, query: Tensor, key: Tensor, q_positions: Tensor | None, k_positions: Tensor | None
+    ) -> dict[str, Tensor]:
         rate, norm, knots, offset, slope = _fire_terms(
-            *self._parameters_of_op(),
-            self.eps,
-            query,
-            key,
-            q_positions=call.get("q_positions"),
-            k_positions=call.get("k_positions"),
+            *self._parameters_of_op(), self.eps, query, key, q_positions=q_positions, k_positions=k_positions
         )
-        terms = {"fire_rate": rate, "fire_norm": norm, "fire_knots": knots, "fire_offset": offset, "fire_slope": slope}
-        return call | terms
+        return {"fire_rate": rate, "fire_norm": norm, "fire_knots": knots, "fire_offset": offset, "fire_slope": slope}
 
     def terms(self, call: ScoreCall) -> ScoreTerms:
         """What is added to the scores of ``call``, materialised; :meth:`attend` holds no such tensor."""
         query, key = torch.zeros_like(call.query), torch.zeros_like(call.key)
         positions = {"q_positions": call.q_positions, "k_positions": call.k_positions}
-        return ScoreTerms(bias=_attention_logits(query, key, **self._with_terms(query, key, positions)))
+        terms = self._terms_of_op(query, key, call.q_positions, call.k_positions)
+        return ScoreTerms(bias=_attention_logits(query, key, **positions, **terms))

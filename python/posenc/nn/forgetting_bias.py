@@ -1,10 +1,11 @@
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from posenc import _C
+from posenc.nn.op_call import OpCall
 from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
 
@@ -92,17 +93,11 @@ class ForgettingBias(ScoreEncoding):
         """``log_decay``, :meth:`forward` of ``x``."""
         return {"log_decay": self(x)}
 
-    def attend_op(
-        self, query: Tensor, key: Tensor, value: Tensor, *, log_decay: Tensor | None = None, **call: Any
-    ) -> tuple[Tensor, Tensor]:
+    def add_terms(self, op: OpCall) -> None:
         """See :class:`ScoreEncoding`. ``log_decay`` (B, H, Tk) is :meth:`forward` of the tokens of all keys."""
-        decays = _decay_terms(log_decay, query, key, self.num_heads, call.get("key_mask"))
-        return _attention(query, key, value, is_causal=True, log_decay=decays, **call)
-
-    def logits_op(self, query: Tensor, key: Tensor, *, log_decay: Tensor | None = None, **call: Any) -> Tensor:
-        """See :class:`ScoreEncoding`."""
-        decays = _decay_terms(log_decay, query, key, self.num_heads, call.get("key_mask"))
-        return _attention_logits(query, key, is_causal=True, log_decay=decays, **call)
+        own, key_mask = op.keywords.pop("log_decay", None), op.keywords.get("key_mask")
+        op.keywords["is_causal"] = True
+        op.add(self, log_decay=_decay_terms(own, op.query, op.key, self.num_heads, key_mask))
 
     def extra_repr(self) -> str:
         """The options."""

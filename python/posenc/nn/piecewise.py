@@ -1,12 +1,7 @@
-from typing import Any
-
-import torch
 from torch import Tensor
 
+from posenc.nn.op_call import OpCall
 from posenc.nn.score import ScoreEncoding
-
-_piecewise_attention = torch.ops.posenc.piecewise_attention.default
-_attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class PiecewiseEncoding(ScoreEncoding):
@@ -35,13 +30,9 @@ class PiecewiseEncoding(ScoreEncoding):
         """
         raise NotImplementedError
 
-    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+    def add_terms(self, op: OpCall) -> None:
         """See :class:`ScoreEncoding`."""
-        sides = self.sides(query, key, call.get("q_positions"), call.get("k_positions"))
-        return _piecewise_attention(*sides, value, self.threshold, **call)
-
-    def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
-        """See :class:`ScoreEncoding`."""
-        near_q, near_k, far_q, far_k = self.sides(query, key, call.get("q_positions"), call.get("k_positions"))
-        far = {"q_far": far_q, "k_far": far_k, "threshold": self.threshold}
-        return _attention_logits(near_q, near_k, **far, **({"is_causal": self.is_causal_by_default} | call))
+        op.keywords.setdefault("is_causal", self.is_causal_by_default)
+        positions = (op.keywords.get("q_positions"), op.keywords.get("k_positions"))
+        op.query, op.key, q_far, k_far = self.sides(op.query, op.key, *positions)
+        op.add(self, q_far=q_far, k_far=k_far, threshold=self.threshold)

@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from posenc.nn.base import Encoding
+from posenc.nn.op_call import OpCall
 from posenc.ops.keywords import (
     Keywords,
     PositionOptions,
@@ -19,6 +20,7 @@ from posenc.ops.keywords import (
 )
 
 _attention = torch.ops.posenc.attention.default
+_attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class LogitsOptions(PositionOptions, total=False):
@@ -35,8 +37,8 @@ class AttendOptions(LogitsOptions, WeightOptions, total=False):
 class ScoreEncoding(Encoding):
     """Base of the modules that act on attention scores.
 
-    One of your own implements :meth:`attend_op` and :meth:`logits_op`, or derives from :class:`AdditiveEncoding` and
-    says what it adds. :meth:`attend` and :meth:`logits` check keywords and call them.
+    One of your own implements :meth:`add_terms`, or :meth:`attend_op` and :meth:`logits_op`, or derives from
+    :class:`AdditiveEncoding` and says what it adds. :meth:`attend` and :meth:`logits` check keywords and call them.
 
     Attributes:
         always_causal: The encoding is causal by definition: no ``is_causal`` among its keywords.
@@ -45,6 +47,7 @@ class ScoreEncoding(Encoding):
         state_keywords: The keywords that carry what :meth:`token_state` makes: a call must give them, for all keys.
         optional_keywords: Further tensors per key that a call may give.
         needs_gate_key: The layer makes ``gate_key`` by a projection of its own, and rotates it as it does keys.
+        scale: Multiplies ``query . key`` where the call does not say; None: ``1 / sqrt(D)``.
         rotates: The encoding rotates queries and keys itself, and takes them unrotated.
         embed_dim: Width of the layer's input that it was made for; None or not there: any.
         head_dim: D, the width of a head that it was made for; None or not there: any.
@@ -58,6 +61,7 @@ class ScoreEncoding(Encoding):
     optional_keywords: ClassVar[tuple[str, ...]] = ()
     needs_gate_key = False
     rotates = False
+    scale: float | None = None
     embed_dim: int | None
     head_dim: int | None
     num_heads: int | None
@@ -111,11 +115,29 @@ class ScoreEncoding(Encoding):
 
     def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
         """(out, lse) of a call whose keywords :meth:`attend` has checked; none of them is None."""
-        raise NotImplementedError
+        op = self._op_call(query, key, value, call)
+        return _attention(op.query, op.key, value, **op.keywords)
 
     def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
         """The scores of a call whose keywords :meth:`logits` has checked."""
-        raise NotImplementedError
+        op = self._op_call(query, key, None, call)
+        return _attention_logits(op.query, op.key, **op.keywords)
+
+    def add_terms(self, op: OpCall) -> None:
+        """Adds what the encoding does to a call of ``posenc::attention``; see :class:`OpCall`. :class:`Attention` asks
+        each of several score encodings. ``op.keywords`` holds the keywords of the call, of which the encoding takes out
+        those of its own."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected add_terms(), which says what the encoding adds to a call: without it the "
+            "encoding attends alone"
+        )
+
+    def _op_call(self, query: Tensor, key: Tensor, value: Tensor | None, call: dict[str, Any]) -> OpCall:
+        if self.scale is not None:
+            call.setdefault("scale", self.scale)
+        op = OpCall(query, key, value, call)
+        self.add_terms(op)
+        return op
 
     def _check_required(self, method: str, call: Mapping[str, Any]) -> None:
         for name in self.state_keywords:

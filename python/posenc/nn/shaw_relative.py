@@ -1,15 +1,11 @@
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from posenc import _C
 from posenc.nn.heads import check_query, check_width
+from posenc.nn.op_call import OpCall
 from posenc.nn.options import plain_numbers
 from posenc.nn.score import ScoreEncoding
-
-_relative_attention = torch.ops.posenc.relative_attention.default
-_attention_logits = torch.ops.posenc._attention_logits.default
 
 
 class ShawRelative(ScoreEncoding):
@@ -69,17 +65,13 @@ class ShawRelative(ScoreEncoding):
         for table in self.parameters(recurse=False):
             torch.nn.init.uniform_(table, -self._bound, self._bound)
 
-    def attend_op(self, query: Tensor, key: Tensor, value: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
-        """See :class:`ScoreEncoding`."""
-        check_query("ShawRelative", query, self.head_dim, self.num_heads)
-        if self.values:
-            check_width("ShawRelative", "value", value, self.head_dim)
-        return _relative_attention(query, key, value, self.rel_k, self.rel_v, **call)
-
-    def logits_op(self, query: Tensor, key: Tensor, **call: Any) -> Tensor:
+    def add_terms(self, op: OpCall) -> None:
         """See :class:`ScoreEncoding`. The weights also multiply ``rel_v``, where there is one, in :meth:`attend`."""
-        check_query("ShawRelative", query, self.head_dim, self.num_heads)
-        return _attention_logits(query, key, rel_k=self.rel_k, **call)
+        check_query("ShawRelative", op.query, self.head_dim, self.num_heads)
+        op.add(self, rel_k=self.rel_k)
+        if self.rel_v is not None and op.value is not None:
+            check_width("ShawRelative", "value", op.value, self.head_dim)
+            op.add(self, rel_v=self.rel_v)
 
     def extra_repr(self) -> str:
         """The options."""

@@ -32,17 +32,17 @@ def test_options_that_do_not_fit(namespace, case):
 
 
 COMBINATIONS = {
-    "two score encodings": (
-        lambda nn: [nn.ALiBi(HEADS), nn.Rotary(HEAD_DIM), nn.CoPE(HEAD_DIM, 5)],
+    "two encodings with decays": (
+        lambda nn: [nn.ForgettingBias(EMBED_DIM, HEADS), nn.Rotary(HEAD_DIM), nn.ForgettingBias(EMBED_DIM, HEADS)],
         {},
         ValueError,
-        "at most one score encoding, but got 2",
+        "at most one score encoding with state of tokens of a kind",
     ),
-    "the same score encoding twice": (
-        lambda nn: [nn.ALiBi(HEADS)] * 2,
+    "two scales": (
+        lambda nn: [nn.T5RelativeBias(HEADS), nn.T5RelativeBias(HEADS, scale=2.0)],
         {},
         ValueError,
-        "at most one score encoding, but got 2",
+        "expected scale, as the score encodings multiply q . k by different numbers",
     ),
     "rotary beside ReRoPE": (
         lambda nn: [nn.Rotary(HEAD_DIM), nn.ReRoPE(HEAD_DIM, 4)],

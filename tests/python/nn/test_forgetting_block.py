@@ -154,9 +154,9 @@ REFUSED = {
     ),
     "heads": (lambda nn: [nn.ForgettingBias(EMBED_DIM, 2)], {}, "ForgettingBias.* num_heads 4, .* but got 2"),
     "a second one": (
-        lambda nn: [nn.ALiBi(HEADS), nn.ForgettingBias(EMBED_DIM, HEADS)],
+        lambda nn: [nn.ForgettingBias(EMBED_DIM, HEADS), nn.ForgettingBias(EMBED_DIM, HEADS, kind="cable")],
         {},
-        "at most one score encoding, but got 2",
+        "at most one score encoding with state of tokens of a kind",
     ),
 }
 

@@ -132,8 +132,8 @@ def test_an_op_names_a_keyword_that_it_does_not_take():
         (posenc.ops.cope_attention, (x, x, x, torch.randn(1, 4, 3))),
         (posenc.ops.piecewise_attention, (x, x, x, x, x, 2)),
     ):
-        with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument 'rel_q': it takes"):
-            op(*tensors, rel_q=x)
+        with pytest.raises(TypeError, match=rf"{op.__name__}\(\) got an unexpected keyword argument 'rel_w': it takes"):
+            op(*tensors, rel_w=x)
 
 
 @every_score

@@ -84,6 +84,25 @@ STACKS = [
     Stack("rotary_cable", lambda nn: [nn.Rotary(HEAD_DIM), nn.ForgettingBias(EMBED_DIM, HEADS, kind="cable")]),
     Stack("rotary_cope", lambda nn: [nn.Rotary(HEAD_DIM), nn.CoPE(HEAD_DIM, 5)]),
     Stack("xpos_cope_keys", lambda nn: [nn.XPos(HEAD_DIM), nn.CoPE(HEAD_DIM, 5, gate="key")]),
+    Stack("cope_shaw", lambda nn: [nn.CoPE(HEAD_DIM, 5), nn.ShawRelative(HEAD_DIM, 3)]),
+    Stack(
+        "rotary_fox_cope_keys_alibi",
+        lambda nn: [
+            nn.Rotary(HEAD_DIM),
+            nn.ForgettingBias(EMBED_DIM, HEADS),
+            nn.CoPE(HEAD_DIM, 5, gate="key"),
+            nn.ALiBi(HEADS),
+        ],
+    ),
+    Stack(
+        "t5_fire_deberta",
+        lambda nn: [
+            nn.T5RelativeBias(HEADS, num_buckets=8, max_distance=16, scale=None),
+            nn.FIRE(HEADS, hidden_dim=4, threshold=4.0),
+            nn.DisentangledRelative(HEAD_DIM, HEADS, 6, buckets=4),
+        ],
+    ),
+    Stack("rerope_alibi", lambda nn: [nn.ReRoPE(HEAD_DIM, 3), nn.ALiBi(HEADS)]),
     Stack("sinusoidal_rotary_alibi", lambda nn: [nn.Sinusoidal(EMBED_DIM), nn.Rotary(HEAD_DIM), nn.ALiBi(HEADS)]),
 ]
 BY_NAME = {stack.name: stack for stack in STACKS}

@@ -36,9 +36,7 @@ struct ScoreTerms {
 /// query's heads must be as many as the encoding's, else c10::ValueError.
 class POSENC_API AdditiveEncoding : public ScoreEncoding {
  public:
-  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                     const at::Tensor& value, const AttendOptions& call = {}) override;
-  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) override;
+  void add_terms(OpCall& op, const AttendOptions& call) override;
   std::optional<int64_t> num_heads() const override { return heads(); }
 
   /// What is added, (H, q_len, k_len), for queries at the last positions of k_len (absent: q_len) keys. float32, or
@@ -52,10 +50,6 @@ class POSENC_API AdditiveEncoding : public ScoreEncoding {
   virtual int64_t heads() const = 0;
   /// A parameter, for the dtype and device of bias(); undefined where there is none.
   virtual at::Tensor parameter() const { return {}; }
-  /// What query . key is multiplied by where the call gives no scale; absent: 1 / sqrt(D).
-  virtual std::optional<double> own_scale() const { return std::nullopt; }
-  /// The scale of a call.
-  std::optional<double> scale_of(const AttendOptions& call) const;
 };
 
 }  // namespace posenc::nn

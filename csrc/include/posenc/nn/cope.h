@@ -82,10 +82,8 @@ class POSENC_API CoPEImpl : public torch::nn::Cloneable<CoPEImpl>, public ScoreE
   /// masked count keys that a query must not see.
   at::Tensor forward(const at::Tensor& query, const at::Tensor& attn_logits);
 
-  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                     const at::Tensor& value, const AttendOptions& call = {}) override;
+  void add_terms(OpCall& op, const AttendOptions& call) override;
   /// With gates from values call.gate_key holds the values.
-  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) override;
 
   bool always_causal() const override { return true; }
   bool takes_positions() const override { return false; }

@@ -69,9 +69,8 @@ class POSENC_API DisentangledRelativeImpl : public torch::nn::Cloneable<Disentan
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                     const at::Tensor& value, const AttendOptions& call = {}) override;
-  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) override;
+  void add_terms(OpCall& op, const AttendOptions& call) override;
+  std::optional<double> own_scale() const override;
   std::optional<int64_t> head_dim() const override { return options.head_dim(); }
   std::optional<int64_t> num_heads() const override { return options.num_heads(); }
 

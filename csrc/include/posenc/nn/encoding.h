@@ -5,17 +5,23 @@
 
 #include <posenc/export.h>
 #include <posenc/nn/options.h>
+#include <posenc/ops_attention.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
+
+namespace posenc::attention_ops {
+struct FireTerms;
+}
 
 namespace posenc::nn {
 
@@ -126,7 +132,18 @@ struct AttendOptions {
   }
 };
 
-/// An encoding that acts on attention scores.
+/// A call of posenc::attention() while encodings add their terms to it.
+struct OpCall {
+  /// (B, H, Tq, D), (B, G, Tk, D) and (B, G, Tk, Dv); value is undefined in logits().
+  at::Tensor query, key, value;
+  /// Where a term of another encoding is there already, one adds to it.
+  AttentionFuncOptions options = {};
+  /// What FIRE adds; null: nothing.
+  std::shared_ptr<const attention_ops::FireTerms> fire = nullptr;
+};
+
+/// An encoding that acts on attention scores. One of your own implements add_terms(), or attend_with_lse() and
+/// logits(), or derives from AdditiveEncoding.
 class POSENC_API ScoreEncoding {
  public:
   virtual ~ScoreEncoding() = default;
@@ -138,11 +155,15 @@ class POSENC_API ScoreEncoding {
   }
   /// attend(), and the natural logarithm of each query's sum of exp of the final scores (B, H, Tq).
   virtual std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                             const at::Tensor& value,
-                                                             const AttendOptions& call = {}) = 0;
+                                                             const at::Tensor& value, const AttendOptions& call = {});
   /// The final scores (B, H, Tq, Tk), float32 (float64 for float64), hidden keys -infinity: for inspection.
   /// call.dropout_p must be 0.
-  virtual at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) = 0;
+  virtual at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {});
+  /// Adds what the encoding does to a call, of which op.options has what `call` gives. Attention asks each of several
+  /// score encodings. c10::NotImplementedError by default: the encoding attends alone.
+  virtual void add_terms(OpCall& op, const AttendOptions& call);
+  /// What query . key is multiplied by where the call gives no scale; absent: 1 / sqrt(D).
+  virtual std::optional<double> own_scale() const { return std::nullopt; }
 
   /// True where the encoding is causal by definition.
   virtual bool always_causal() const { return false; }

@@ -50,9 +50,7 @@ class POSENC_API FIREImpl : public torch::nn::Cloneable<FIREImpl>, public Additi
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                     const at::Tensor& value, const AttendOptions& call = {}) override;
-  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) override;
+  void add_terms(OpCall& op, const AttendOptions& call) override;
 
   FIREOptions options;
   /// The parameters c (1), in 1 / tokens, and threshold (1), in tokens.

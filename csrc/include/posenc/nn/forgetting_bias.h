@@ -69,9 +69,7 @@ class POSENC_API ForgettingBiasImpl : public torch::nn::Cloneable<ForgettingBias
   TokenState token_state(const at::Tensor& x) override { return {{"log_decay", forward(x)}}; }
 
   /// call.log_decay is what forward() made of all keys' tokens.
-  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                     const at::Tensor& value, const AttendOptions& call = {}) override;
-  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) override;
+  void add_terms(OpCall& op, const AttendOptions& call) override;
 
   bool always_causal() const override { return true; }
   bool takes_positions() const override { return false; }

@@ -14,9 +14,7 @@ struct PiecewiseSides {
 /// AttendOptions say otherwise; keys after a query count as near at any distance.
 class POSENC_API PiecewiseEncoding : public ScoreEncoding {
  public:
-  std::tuple<at::Tensor, at::Tensor> attend_with_lse(const at::Tensor& query, const at::Tensor& key,
-                                                     const at::Tensor& value, const AttendOptions& call = {}) final;
-  at::Tensor logits(const at::Tensor& query, const at::Tensor& key, const AttendOptions& call = {}) final;
+  void add_terms(OpCall& op, const AttendOptions& call) final;
   bool rotates() const final { return true; }
 
   /// query and key rotated for a call with these positions, (T) or (B, T); absent: 0 .. Tk-1 for keys and the last Tq
