@@ -243,7 +243,7 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> tuple[Ten
     return (posenc.ops.relative_attention(q, k, v, rel_k, rel_q=tables[-1], is_causal=True),)
 
 
-def _table(size: Size) -> Tensor:
+def _bucket_table(size: Size) -> Tensor:
     """As DeBERTa v3 has them, 256 distances in each direction."""
     return torch.randn(size.heads, 513, size.head_dim)
 
@@ -270,8 +270,8 @@ TERMS = {
         1.25,
         lambda size: [lambda: size.query(torch.float32), lambda: torch.randn(size.keys, size.head_dim)],
     ),
-    "position to content": Term(_disentangled, disentangled, 1.35, lambda size: [lambda: _table(size)]),
-    "DeBERTa": Term(_disentangled, disentangled, 1.6, lambda size: [lambda: _table(size)] * 2),
+    "position to content": Term(_disentangled, disentangled, 1.35, lambda size: [lambda: _bucket_table(size)]),
+    "DeBERTa": Term(_disentangled, disentangled, 1.6, lambda size: [lambda: _bucket_table(size)] * 2),
 }
 
 

@@ -53,13 +53,14 @@ void DisentangledRelativeImpl::pretty_print(std::ostream& stream) const {
 
 void DisentangledRelativeImpl::add_terms(OpCall& op, const AttendOptions& /*call*/) {
   check_query("DisentangledRelative", op.query, options.head_dim(), options.num_heads());
-  const auto add = [&](std::optional<at::Tensor>& place, const at::Tensor& table) {
+  const auto add = [&](std::optional<at::Tensor>& place, const char* name, const at::Tensor& table) {
     if (table.defined()) {
+      check_dense("DisentangledRelative", name, table);
       add_table(place, disentangled_ops::table_of_distances(table, options.max_distance(), options.buckets()), -2);
     }
   };
-  add(op.options.rel_k(), rel_k);
-  add(op.options.rel_q(), rel_q);
+  add(op.options.rel_k(), "rel_k", rel_k);
+  add(op.options.rel_q(), "rel_q", rel_q);
 }
 
 std::optional<double> DisentangledRelativeImpl::own_scale() const {

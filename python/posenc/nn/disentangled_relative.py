@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C
+from posenc.nn.base import check_dense
 from posenc.nn.heads import check_query
 from posenc.nn.op_call import OpCall
 from posenc.nn.options import plain_numbers
@@ -93,6 +94,7 @@ class DisentangledRelative(ScoreEncoding):
         for name in ("rel_k", "rel_q"):
             table = getattr(self, name)
             if table is not None:
+                check_dense("DisentangledRelative", name, table)
                 op.add(self, **{name: _disentangled_table(table, self.max_distance, self.buckets)})
 
     def extra_repr(self) -> str:

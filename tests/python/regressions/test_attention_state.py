@@ -55,7 +55,7 @@ def test_second_derivatives_under_a_low_bias_are_finite_and_right():
 
 @pytest.mark.parametrize(
     ("op", "argument"),
-    [("cope_attention", "pos_emb"), ("relative_attention", "rel_k"), ("piecewise_attention", "q_far")],
+    [("cope_attention", "pos_emb"), ("piecewise_attention", "q_far")],
 )
 def test_a_required_tensor_that_is_none_is_named(op, argument):
     x = torch.randn(1, 2, 4, 4)
@@ -81,7 +81,7 @@ def test_options_of_a_term_without_the_term_are_refused():
         ValueError, match="expected pos_emb where gate_key, gate_bias or scale_position_logits is given"
     ):
         op(x, x, x, scale_position_logits=True)
-    with pytest.raises(ValueError, match="expected rel_k where rel_v is given"):
+    with pytest.raises(ValueError, match="expected rel_k where rel_v or rel_query is given"):
         op(x, x, x, rel_v=torch.zeros(3, 4))
     with pytest.raises(ValueError, match="use either"):
         op(x, x, x, is_causal=True, q_far=x, k_far=x, pos_emb=torch.zeros(1, 4, 3))

@@ -17,7 +17,7 @@ MODULES = {
     nn.ALiBi: {"num_heads": 4},
     nn.Attention: {
         "embed_dim": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dropout": 0.0, "output_dropout": 0.0,
-        "window": 3,
+        "window": 3, "scale": 2.0, "softcap": 30.0, "value_dim": 6,
     },
     nn.AxialRotary: {"head_dim": 8, "num_axes": 2, "base": 100.0, "learnable": True, "num_heads": 4},
     nn.CAPE: {
@@ -100,7 +100,7 @@ def test_the_tables_name_every_number_among_the_options():
         numbers = {
             name
             for name, parameter in inspect.signature(make.__init__).parameters.items()
-            if parameter.annotation in (int, float, int | None, float | None)
+            if parameter.annotation in (int, float, int | None, float | None, posenc.ops.keywords.Window)
         }
         assert numbers <= set(options), make
     assert {getattr(nn, name) for name in nn.__all__ if name != "cpp"} >= set(MODULES)
@@ -109,7 +109,7 @@ def test_the_tables_name_every_number_among_the_options():
         for name in nn.__all__
         if name != "cpp" and not inspect.isabstract(getattr(nn, name)) and "__init__" in vars(getattr(nn, name))
     }
-    assert modules <= set(MODULES) | {nn.base.Encoding}
+    assert modules <= set(MODULES) | {nn.base.Encoding, nn.OpCall}
     assert set(SCALINGS) == set(typing.get_args(posenc.scaling.Scaling)) - {type(None)}
 
 
