@@ -357,6 +357,34 @@ TEST(AttentionLayer, EncodingsOfAllFamiliesTakePart) {
   expect_near(forgetting->forward(x), output(forgetting, decaying), 1e-11);
 }
 
+TEST(AttentionLayer, TermsOfSeveralEncodingsAddUp) {
+  const Tensor x = layer_input();
+  auto layer = make_layer(layer_options().with(
+      CoPE(kHeadDim, 20), ShawRelative(kHeadDim, 12), ShawRelative(ShawRelativeOptions(kHeadDim, 3).values(false)),
+      ALiBi(kLayerHeads), ALiBi(kLayerHeads), ForgettingBias(kEmbed, kLayerHeads),
+      T5RelativeBias(T5RelativeBiasOptions(kLayerHeads).scale(0.2).max_distance(40)),
+      T5RelativeBias(T5RelativeBiasOptions(kLayerHeads).scale(0.2).num_buckets(8).max_distance(9))));
+  // The ends of a shorter table go on.
+  const auto widened = [](const Tensor& table, int64_t dim, int64_t radius) {
+    const int64_t own = table.size(dim) / 2;
+    return table.index_select(dim, at::arange(-radius, radius + 1).clamp(-own, own) + own);
+  };
+  const auto shaw = [&](size_t i) { return layer->encodings[i]->as<ShawRelativeImpl>(); };
+  const auto buckets = [&](size_t i, int64_t count, int64_t radius) {
+    const Tensor bucket = posenc::t5_bucket(at::arange(-radius, radius + 1), count, radius, /*bidirectional=*/false);
+    return layer->encodings[i]->as<T5RelativeBiasImpl>()->weight.detach().index_select(0, bucket).t();
+  };
+  Call call = projected(layer, x);
+  call.scale = 0.2;
+  call.inputs.pos_emb = layer->encodings[0]->as<CoPEImpl>()->pos_emb.detach();
+  call.inputs.rel_k = shaw(1)->rel_k.detach() + widened(shaw(2)->rel_k.detach(), 0, 12);
+  call.inputs.rel_v = shaw(1)->rel_v.detach();
+  call.inputs.slopes = 2 * posenc::alibi_slopes(kLayerHeads, at::kDouble);
+  call.inputs.log_decay = layer->encodings[5]->as<ForgettingBiasImpl>()->forward(x).detach();
+  call.inputs.distance_bias = buckets(6, 32, 40) + widened(buckets(7, 8, 9), 1, 40);
+  expect_near(layer->forward(x), output(layer, call), 1e-11);
+}
+
 TEST(AttentionLayer, DropoutIsForTrainingAlone) {
   const Tensor x = layer_input();
   for (const bool of_output : {false, true}) {
@@ -429,6 +457,17 @@ INSTANTIATE_TEST_SUITE_P(
                   [] {
                     const auto cope = CoPEOptions(kHeadDim, 20).gate(CoPEGate::kKey);
                     return layer_options().with(Rotary(kHeadDim), CoPE(cope));
+                  }),
+        std::pair("CoPEOfGateKeysAndForgetting",
+                  [] {
+                    const auto cope = CoPEOptions(kHeadDim, 20).gate(CoPEGate::kKey);
+                    return layer_options().with(Rotary(kHeadDim), ALiBi(kLayerHeads), CoPE(cope),
+                                                ForgettingBias(kEmbed, kLayerHeads));
+                  }),
+        std::pair("FireAndDeBERTa",
+                  [] {
+                    const auto deberta = DisentangledRelativeOptions(kHeadDim, kLayerHeads, 30).buckets(16);
+                    return layer_options().with(FIRE(kLayerHeads), DisentangledRelative(deberta));
                   }),
         std::pair("Forgetting",
                   [] { return layer_options().with(Rotary(kHeadDim), ForgettingBias(kEmbed, kLayerHeads)); })),

@@ -163,6 +163,13 @@ inline Cover cover_of_blocks(const Visibility& v, const Tile& t, Cover positions
   return one && q.smallest == k.smallest ? Cover::kAll : Cover::kSome;
 }
 
+/// Whether a window hides some key of a tile from some query, where positions count up by one.
+inline bool windows_cut(const Visibility& v, const Tile& t) {
+  const int64_t first = t.first_query + v.offset, last = first + t.queries - 1;
+  return (v.bounded_before && last - t.first_key >= v.before) ||
+         (v.bounded_after && t.first_key + t.keys - 1 - first >= v.after);
+}
+
 inline void find_cover(const Visibility& v, Tile& t) {
   t.diagonal = kNoDiagonal;
   t.cover = Cover::kHidden;
@@ -201,7 +208,7 @@ inline void find_cover(const Visibility& v, Tile& t) {
     }
     others_all = others_all && q.smallest == q.largest && k.smallest == k.largest;
   }
-  if (others_all && positions == Cover::kSome && by_positions && !v.bounded() && v.by_index()) {
+  if (others_all && positions == Cover::kSome && by_positions && v.by_index() && !windows_cut(v, t)) {
     t.cover = Cover::kDiagonal;
     t.diagonal = t.first_key - t.first_query - v.offset;
   } else {
