@@ -30,11 +30,10 @@ using AttentionSignature = Signature<3, argument::Required<argument::query>, arg
                                      argument::Required<argument::value>, POSENC_ALL_KEYWORDS>;
 using LogitsSignature =
     Signature<2, argument::Required<argument::query>, argument::Required<argument::key>, POSENC_ALL_KEYWORDS>;
-using RelativeSignature =
-    Signature<5, argument::Required<argument::query>, argument::Required<argument::key>,
-              argument::Required<argument::value>, argument::Required<argument::rel_k>, argument::rel_v,
-              argument::is_causal, argument::rel_query, argument::max_distance_left, argument::max_distance_right,
-              argument::beyond POSENC_KEYWORDS>;
+using RelativeSignature = Signature<5, argument::Required<argument::query>, argument::Required<argument::key>,
+                                    argument::Required<argument::value>, argument::rel_k, argument::rel_v,
+                                    argument::is_causal, argument::rel_query, argument::max_distance_left,
+                                    argument::max_distance_right, argument::beyond POSENC_KEYWORDS>;
 // Always causal, by index.
 using CopeSignature =
     Signature<4, argument::Required<argument::query>, argument::Required<argument::key>,

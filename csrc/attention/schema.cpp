@@ -57,7 +57,17 @@ Call with_even_tables(Call c) {
   return c;
 }
 
-OutAndLse relative_alias(const Call& c) { return call_public(with_even_tables(c)); }
+/// With tables on two axes in the place of rel_k there is nothing that goes by distance.
+OutAndLse relative_alias(const Call& c) {
+  const bool on_axes = c.has(kGridRelY) || c.has(kGridRelX);
+  TORCH_CHECK_VALUE(c.has(kRelK) || on_axes,
+                    "relative_attention: expected rel_k, a table or a pair of them, for two axes, but got None");
+  TORCH_CHECK_VALUE(
+      c.has(kRelK) || !(c.has(kRelV) || c.has(kRelQuery) || c.max_distance_left || c.beyond != "clip"),
+      "relative_attention: expected no rel_v, rel_query, max_distance or beyond with a pair of tables for "
+      "two axes, which serve keys alone and have 2R + 1 rows each");
+  return call_public(with_even_tables(c));
+}
 
 OutAndLse causal_alias(Call c) {
   c.is_causal = true;

@@ -5,5 +5,5 @@
 /// Softcap is first: it takes the gradient of the product before others part it. Cope is last: it counts the keys that
 /// no other term hides.
 #define POSENC_ATTENTION_TERMS(suffix)                                                                               \
-  Softcap##suffix, Piecewise##suffix, Distance##suffix, Decay##suffix, Relative##suffix, Fire##suffix, Bias##suffix, \
-      Mask##suffix, Sinks##suffix, Cope##suffix
+  Softcap##suffix, Piecewise##suffix, Distance##suffix, Decay##suffix, Relative##suffix, Grid##suffix, Fire##suffix, \
+      Bias##suffix, Mask##suffix, Sinks##suffix, Cope##suffix

@@ -176,6 +176,8 @@ def test_every_kind_of_attention_case_runs_and_is_correct(attention):
                 "mask that hides nothing",
                 "window of two sides",
                 "relative, query of its own",
+                "grid bias",
+                "relative on two axes",
             )
             for mode in both
         },
