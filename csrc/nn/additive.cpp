@@ -11,8 +11,11 @@ namespace {
 AttentionFuncOptions with_terms(const AttendOptions& call, std::optional<double> scale, const ScoreTerms& terms) {
   return op_options<AttentionFuncOptions>(call)
       .scale(scale)
+      .q_positions(terms.q_positions ? terms.q_positions : call.q_positions())
+      .k_positions(terms.k_positions ? terms.k_positions : call.k_positions())
       .alibi_slopes(terms.slopes)
       .distance_bias(terms.distance_bias)
+      .grid_bias(terms.grid_bias)
       .bias(terms.bias && call.bias() ? std::make_optional(*terms.bias + *call.bias())
             : terms.bias              ? terms.bias
                                       : call.bias());

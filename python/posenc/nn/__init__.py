@@ -18,8 +18,10 @@ from posenc.nn.attention import Attention
 from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cape import CAPE
 from posenc.nn.cope import CoPE
+from posenc.nn.decomposed_relative import DecomposedRelative
 from posenc.nn.fire import FIRE
 from posenc.nn.forgetting_bias import ForgettingBias
+from posenc.nn.grid_relative_bias import GridRelativeBias
 from posenc.nn.kerple import Kerple
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.learned_absolute import LearnedAbsolute
@@ -40,6 +42,7 @@ __all__ = [
     "ALiBi",
     "CAPE",
     "FIRE",
+    "GridRelativeBias",
     "Kerple",
     "Sandwich",
     "T5RelativeBias",
@@ -52,6 +55,7 @@ __all__ = [
     "Sinusoidal",
     "XPos",
     "CoPE",
+    "DecomposedRelative",
     "ForgettingBias",
     "ReRoPE",
     "SelfExtend",

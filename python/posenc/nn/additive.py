@@ -34,11 +34,16 @@ class ScoreTerms(NamedTuple):
         slopes: ``alibi_slopes``, (H) or (B, H).
         distance_bias: (H, 2R+1), by clipped distance.
         bias: Broadcastable to (B, H, Tq, Tk).
+        grid_bias: (H, 2Ry+1, 2Rx+1), by clipped distances on two axes.
+        q_positions, k_positions: Coordinates for ``grid_bias``, (2, Tq) and (2, Tk), where the call has none.
     """
 
     slopes: Tensor | None = None
     distance_bias: Tensor | None = None
     bias: Tensor | None = None
+    grid_bias: Tensor | None = None
+    q_positions: Tensor | None = None
+    k_positions: Tensor | None = None
 
 
 class AdditiveEncoding(ScoreEncoding):
@@ -86,6 +91,9 @@ class AdditiveEncoding(ScoreEncoding):
             call["alibi_slopes"] = added.slopes
         if added.distance_bias is not None:
             call["distance_bias"] = added.distance_bias
+        for name in ("grid_bias", "q_positions", "k_positions"):
+            if (given := getattr(added, name)) is not None:
+                call[name] = given
         if added.bias is not None:
             call["bias"] = added.bias + call["bias"] if "bias" in call else added.bias
         if self.scale is not None:
