@@ -11,7 +11,18 @@ import attention_peers as peers
 import environment
 import posenc
 from attention_case import DTYPES, LENGTHS, OP, SDPA, TOLERANCE, Size, attend, attention_case, plain
-from attention_reference import Block, Formula, biased, capped, disentangled, distances, relative, sunk
+from attention_reference import (
+    Block,
+    Formula,
+    biased,
+    capped,
+    disentangled,
+    distances,
+    grid_bias,
+    on_axes,
+    relative,
+    sunk,
+)
 from attention_reference import attend as causal
 from case import MODES, Case, Comparison, Contender
 
@@ -248,6 +259,27 @@ def _bucket_table(size: Size) -> Tensor:
     return torch.randn(size.heads, 513, size.head_dim)
 
 
+def _picture(tokens: int) -> tuple[int, int]:
+    """Rows and columns of a picture of so many tokens: 32 x 32, 32 x 64."""
+    height = 1 << (tokens.bit_length() - 1) // 2
+    return height, tokens // height
+
+
+def _places(q: Tensor) -> Tensor:
+    _, width = _picture(q.shape[2])
+    token = torch.arange(q.shape[2])
+    return torch.stack([token // width, token % width])
+
+
+def _grid_bias(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> tuple[Tensor]:
+    return attend(q, k, v, grid_bias=table, k_positions=_places(q))
+
+
+def _on_axes(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> tuple[Tensor]:
+    places = {"q_positions": _places(q), "k_positions": _places(q)}
+    return (posenc.ops.relative_attention(q, k, v, tables, rel_scale=1.0, is_causal=True, **places),)
+
+
 def _all_true(q: Tensor) -> Tensor:
     return torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
 
@@ -272,6 +304,18 @@ TERMS = {
     ),
     "position to content": Term(_disentangled, disentangled, 1.35, lambda size: [lambda: _bucket_table(size)]),
     "DeBERTa": Term(_disentangled, disentangled, 1.6, lambda size: [lambda: _bucket_table(size)] * 2),
+    "grid bias": Term(
+        _grid_bias,
+        biased(grid_bias),
+        1.25,
+        lambda size: [lambda: torch.randn(size.heads, *(2 * length - 1 for length in _picture(size.keys)))],
+    ),
+    "relative on two axes": Term(
+        _on_axes,
+        on_axes,
+        1.25,
+        lambda size: [functools.partial(torch.randn, 2 * length - 1, size.head_dim) for length in _picture(size.keys)],
+    ),
 }
 
 

@@ -41,6 +41,11 @@ class Block:
         """(queries, keys): key position less query position."""
         return distances(self.queries.stop - self.queries.start, self.keys)
 
+    def steps(self, width: int) -> tuple[Tensor, Tensor]:
+        """The same on two axes, where tokens are those of a picture with rows of ``width``: along y, and along x."""
+        keys, queries = torch.arange(self.keys), torch.arange(self.queries.start, self.queries.stop)[:, None]
+        return keys // width - queries // width, keys % width - queries % width
+
 
 # (block, *inputs of its heads) -> what these queries give, (B, heads, queries, ..).
 Formula = Callable[..., Tensor]
@@ -167,6 +172,22 @@ def disentangled(block: Block, query: Tensor, key: Tensor, value: Tensor, *table
         added = added + (block.of_queries(query) @ tables[0].transpose(1, 2) * scale).gather(-1, row)
     by_key = tables[-1] @ block.of_keys(key).transpose(-1, -2) * scale
     return weights(block, added + by_key.gather(-2, row)) @ block.of_keys(value)
+
+
+def grid_bias(block: Block, table: Tensor) -> Tensor:
+    """A table (H, 2h-1, 2w-1) over distances in a picture (Swin)."""
+    height, width = (length // 2 + 1 for length in table.shape[1:])
+    dy, dx = block.steps(width)
+    return table[:, dy + height - 1, dx + width - 1]
+
+
+def on_axes(block: Block, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor) -> Tensor:
+    """Causal attention with tables (2h-1, D) and (2w-1, D) over distances in a picture (SAM)."""
+    logits, rows = scores(block, query, key), block.of_queries(query)
+    for step, table in zip(block.steps(len(tables[1]) // 2 + 1), tables, strict=True):
+        entry = (step + len(table) // 2).expand(*logits.shape)
+        logits = logits + (rows @ table.t()).gather(-1, entry)
+    return weights(block, logits) @ block.of_keys(value)
 
 
 def scores(block: Block, query: Tensor, key: Tensor) -> Tensor:

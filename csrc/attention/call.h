@@ -70,10 +70,23 @@ struct Call {
   const Tensor& value() const { return *inputs[kValue]; }
   bool has(Input input) const { return inputs[input].has_value(); }
   const Tensor& operator[](Input input) const { return *inputs[input]; }
+  /// Whether q_positions and k_positions are coordinates on two axes, of a term that has its own use for them.
+  bool on_grid() const { return has(kGridBias) || has(kGridRelY) || has(kGridRelX); }
+  /// The positions in the sequence that are given: causality, windows and distances go by these.
+  const OptionalTensor& q_places() const { return on_grid() ? none() : q_positions; }
+  const OptionalTensor& k_places() const { return on_grid() ? none() : k_positions; }
   /// Whether softcap acts on the sum of all terms.
   bool caps_sum() const { return softcap && softcap_on == "sum"; }
   /// What query . key is multiplied by.
   double score_scale() const { return scale ? *scale : 1.0 / std::sqrt(static_cast<double>(query().size(-1))); }
+  /// What products of query with grid_rel_y and grid_rel_x are multiplied by.
+  double grid_scale() const { return grid_rel_scale ? *grid_rel_scale : score_scale(); }
+
+ private:
+  static const OptionalTensor& none() {
+    static const OptionalTensor absent;
+    return absent;
+  }
 };
 
 /// Calls body(tensor) for all tensors of a call, those that may have a gradient first.

@@ -10,9 +10,8 @@ namespace posenc::attention_ops {
 const char* op_name(const Call& c) {
   const char* name = "attention";
   for_each_used_term(c, [&](auto term) {
-    if (term.kOp != nullptr) {
-      name = term.kOp;
-    }
+    const char* op = term.op(c);
+    name = op != nullptr ? op : name;
   });
   return name;
 }
@@ -59,8 +58,8 @@ void check_counts_tokens(const Call& c, const char* term) {
   const c10::SymInt queries = c.query().sym_size(2), keys = c.key().sym_size(2);
   TORCH_CHECK_VALUE(c.is_causal, op_name(c), ": expected is_causal=True with ", term,
                     ", which counts tokens from a key to a query, but got False");
-  TORCH_CHECK_VALUE(!c.q_positions && !c.k_positions, op_name(c),
-                    ": expected neither q_positions nor k_positions with ", term, ", which goes by index");
+  TORCH_CHECK_VALUE(!c.q_places() && !c.k_places(), op_name(c), ": expected neither q_positions nor k_positions with ",
+                    term, ", which goes by index");
   TORCH_CHECK_VALUE(!c.q_start, op_name(c), ": expected no q_start with ", term, ", whose queries are the last tokens");
   TORCH_CHECK_VALUE(!c.block_ids, op_name(c), ": expected no block_ids with ", term,
                     ", which counts tokens up to a query and says nothing of later keys");
@@ -141,12 +140,22 @@ void check_positions(const Call& c, const char* name, const OptionalTensor& posi
   const bool integer = at::isIntegralType(p.scalar_type(), false);
   TORCH_CHECK_TYPE(integer || at::isFloatingType(p.scalar_type()), op_name(c), ": expected ", name,
                    " to be an integer or floating type, but got ", p.scalar_type());
+  const c10::SymInt batch = c.query().sym_size(0);
+  if (c.on_grid()) {
+    TORCH_CHECK_TYPE(integer, op_name(c), ": expected integer ", name,
+                     ", coordinates on two axes, with grid_bias, grid_rel_y and grid_rel_x, but got ", p.scalar_type());
+    TORCH_CHECK_VALUE((p.dim() == 2 || (p.dim() == 3 && one_or(p.sym_size(1), batch))) && equal(p.sym_size(0), 2) &&
+                          equal(p.sym_size(-1), length),
+                      op_name(c), ": expected ", name, " of shape (2, ", length, ") or (2, ", batch, ", ", length,
+                      "), coordinates on two axes, with grid_bias, grid_rel_y and grid_rel_x, but got ", p.sym_sizes());
+    return;
+  }
   TORCH_CHECK_TYPE(integer || !needs_distance(c), op_name(c), ": expected integer ", name,
                    ", as the scores depend on the distance, but got ", p.scalar_type());
-  const c10::SymInt batch = c.query().sym_size(0);
-  TORCH_CHECK_VALUE((p.dim() == 1 || (p.dim() == 2 && one_or(p.sym_size(0), batch))) && equal(p.sym_size(-1), length),
-                    op_name(c), ": expected ", name, " of shape (", length, ") or (", batch, ", ", length,
-                    "), but got ", p.sym_sizes());
+  TORCH_CHECK_VALUE(
+      (p.dim() == 1 || (p.dim() == 2 && one_or(p.sym_size(0), batch))) && equal(p.sym_size(-1), length), op_name(c),
+      ": expected ", name, " of shape (", length, ") or (", batch, ", ", length, "), but got ", p.sym_sizes(),
+      p.dim() > 1 && equal(p.sym_size(0), 2) ? ": positions of two axes need grid_bias or grid_rel_y" : "");
 }
 
 /// A number for each of `length` tokens.
@@ -199,7 +208,7 @@ void check_visibility(const Call& c) {
                      c.q_start->scalar_type());
     TORCH_CHECK_VALUE(c.q_start->dim() == 0 || (c.q_start->dim() == 1 && one_or(c.q_start->sym_size(0), batch)), op,
                       ": expected q_start of shape () or (", batch, "), but got ", c.q_start->sym_sizes());
-    TORCH_CHECK_VALUE(!c.q_positions, op, ": expected either q_positions or q_start, but got both");
+    TORCH_CHECK_VALUE(!c.q_places(), op, ": expected either q_positions or q_start, but got both");
   }
   check_positions(c, "q_positions", c.q_positions, queries);
   check_positions(c, "k_positions", c.k_positions, keys);

@@ -44,17 +44,10 @@ Tensor in_windows(const Call& c, const Tensor& q, const Tensor& k) {
   return visible;
 }
 
-/// a - b of int64, the largest or smallest number where int64 cannot hold it.
-Tensor difference(const Tensor& a, const Tensor& b) {
-  const Tensor d = a - b;
-  const Tensor overflows = (a.bitwise_xor(b) & a.bitwise_xor(d)) < 0;
-  return at::where(overflows, at::where(a < b, at::scalar_tensor(kSmallest, d.options()), kLargest), d);
-}
-
 Block block_of(const Operands& o, const Rows& rows) {
   const Call& call = o.call;
   const auto counted = call.query().options().dtype(at::kLong);
-  const bool given = call.q_positions || call.k_positions || call.q_start;
+  const bool given = call.q_places() || call.k_places() || call.q_start;
   const auto placed = [&](const OptionalTensor& positions, const c10::SymInt& first, const c10::SymInt& count) {
     if (!positions) {
       return at::arange(first, first + count, counted).unsqueeze(0).unsqueeze(0);
@@ -63,12 +56,12 @@ Block block_of(const Operands& o, const Rows& rows) {
     return at::isFloatingType(p.scalar_type()) ? p : p.to(at::kLong);
   };
   const c10::SymInt queries = call.query().sym_size(2), one = 1;
-  Tensor q = placed(call.q_positions, o.keys - queries, queries);
+  Tensor q = placed(call.q_places(), o.keys - queries, queries);
   if (call.q_start) {
     q = call.q_start->reshape({-1, 1, 1}) + at::arange(queries, counted);
   }
   q = q.narrow_symint(2, rows.begin, rows.length).unsqueeze(-1);
-  Tensor k = placed(call.k_positions, 0, o.keys).unsqueeze(-2);
+  Tensor k = placed(call.k_places(), 0, o.keys).unsqueeze(-2);
   const bool floating = at::isFloatingType(q.scalar_type()) || at::isFloatingType(k.scalar_type());
   if (floating) {
     q = q.to(wide_type(o));

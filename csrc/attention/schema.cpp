@@ -28,8 +28,9 @@ Call with_even_tables(Call c) {
                     "relative_attention: expected beyond to be 'clip' or 'zero', but got '", c.beyond, "'");
   TORCH_CHECK_VALUE(c.max_distance_left.has_value() == c.max_distance_right.has_value(),
                     "relative_attention: expected max_distance_left with max_distance_right, but got one of them");
-  TORCH_CHECK_VALUE(c.has(kRelK) || c.has(kRelQ),
-                    "relative_attention: expected rel_k or rel_q, a table over distances, but got neither");
+  TORCH_CHECK_VALUE(
+      c.has(kRelK) || c.has(kRelQ) || c.has(kGridRelY) || c.has(kGridRelX),
+      "relative_attention: expected rel_k, a table or a pair of them for two axes, or rel_q, but got None");
   const bool zero = c.beyond == "zero";
   for (const Input input : {kRelK, kRelV, kRelQ}) {
     if (!c.has(input) || (!c.max_distance_left && !zero)) {
@@ -59,7 +60,15 @@ Call with_even_tables(Call c) {
   return c;
 }
 
-OutAndLse relative_alias(const Call& c) { return call_public(with_even_tables(c)); }
+OutAndLse relative_alias(const Call& c) {
+  const bool by_distance = c.max_distance_left || c.beyond != "clip";
+  TORCH_CHECK_VALUE(
+      c.has(kRelK) || !(c.has(kGridRelY) || c.has(kGridRelX)) ||
+          !(c.has(kRelV) || c.has(kRelQuery) || (by_distance && !c.has(kRelQ))),
+      "relative_attention: expected no rel_v, rel_query, max_distance or beyond with a pair of tables for "
+      "two axes, which serve keys alone and have 2R + 1 rows each");
+  return call_public(with_even_tables(c));
+}
 
 OutAndLse causal_alias(Call c) {
   c.is_causal = true;

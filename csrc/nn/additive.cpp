@@ -17,6 +17,13 @@ void AdditiveEncoding::add_terms(OpCall& op, const AttendOptions& call) {
   if (added.bias) {
     add_term(op.options.bias(), *added.bias);
   }
+  if (added.grid_bias) {
+    check_free_of_axes(op, "AdditiveEncoding");
+    op.options.grid_bias(added.grid_bias);
+  }
+  if (added.q_positions && added.k_positions) {
+    op.options.q_positions(added.q_positions).k_positions(added.k_positions);
+  }
 }
 
 at::Tensor AdditiveEncoding::bias(int64_t q_len, std::optional<int64_t> k_len) {

@@ -78,6 +78,10 @@ void add_table(std::optional<at::Tensor>& place, const at::Tensor& table, int64_
   place = widened(*place) + widened(table);
 }
 
+void check_free_of_axes(const OpCall& op, const char* module) {
+  check_free(module, "places on two axes", op.options.grid_bias() || op.options.grid_rel_y());
+}
+
 void check_free(const char* module, const char* name, bool taken) {
   TORCH_CHECK_VALUE(!taken, module, ": expected no other encoding with ", name, " in the same attention");
 }

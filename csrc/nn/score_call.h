@@ -66,6 +66,9 @@ void add_table(std::optional<at::Tensor>& place, const at::Tensor& table, int64_
 /// Raises where another encoding of the call has the term `name` already, of which the op takes one.
 void check_free(const char* module, const char* name, bool taken);
 
+/// Raises where another encoding of the call has a term on two axes: positions serve one.
+void check_free_of_axes(const OpCall& op, const char* module);
+
 /// A parameter that may be undefined, as an optional argument of an op.
 inline std::optional<at::Tensor> where_defined(const at::Tensor& parameter) {
   return parameter.defined() ? std::make_optional(parameter) : std::nullopt;

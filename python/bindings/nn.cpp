@@ -263,10 +263,14 @@ void bind_modules(py::module_& m) {
   Bound<nn::KerpleImpl>(m, "Kerple").check_options("check_kerple");
   Bound<nn::SandwichImpl>(m, "Sandwich").get("inv_freq", &nn::SandwichImpl::inv_freq);
   Bound<nn::FIREImpl>(m, "FIRE").check_options("check_fire");
+  Bound<nn::GridRelativeBiasImpl>(m, "GridRelativeBias").check_options("check_grid_relative_bias");
+  m.attr("GRID_RELATIVE_BIAS_INITIAL_STD") = nn::GridRelativeBiasImpl::kInitialStd;
+  m.attr("GRID_RELATIVE_BIAS_HIDDEN") = nn::GridRelativeBiasImpl::kHidden;
 
   Bound<nn::ShawRelativeImpl>(m, "ShawRelative").of_options("shaw_relative_initial_bound", [](const auto& options) {
     return initial_bound(options);
   });
+  Bound<nn::DecomposedRelativeImpl>(m, "DecomposedRelative").check_options("check_decomposed_relative");
   Bound<nn::DisentangledRelativeImpl>(m, "DisentangledRelative")
       .of_options("disentangled_relative_span", [](const auto& options) { return span_of(options); });
   m.attr("DISENTANGLED_RELATIVE_INITIAL_STD") = nn::DisentangledRelativeImpl::kInitialStd;

@@ -17,8 +17,10 @@ from posenc.nn.absolute import AbsoluteEncoding
 from posenc.nn.additive import AdditiveEncoding
 from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cope import CoPE
+from posenc.nn.decomposed_relative import DecomposedRelative
 from posenc.nn.disentangled_relative import DisentangledRelative
 from posenc.nn.forgetting_bias import ForgettingBias
+from posenc.nn.grid_relative_bias import GridRelativeBias
 from posenc.nn.multimodal_rotary import MultimodalRotary
 from posenc.nn.rerope import ReRoPE
 from posenc.nn.rotary import Rotary, RotaryEncoding
@@ -70,7 +72,7 @@ def bias(
 
     Raises:
         ValueError: ``length`` is not positive, an argument has no use for this encoding, or a shape does not fit.
-        TypeError: ``encoding`` is no score encoding of posenc.nn.
+        TypeError: ``encoding`` is no score encoding of posenc.nn, or one of places on two axes.
         ImportError: matplotlib is missing.
 
     Example:
@@ -80,6 +82,10 @@ def bias(
     if length < 1:
         raise ValueError(f"plot.bias: expected length to be at least 1, but got {length}")
     name = type(encoding).__name__
+    if isinstance(encoding, (DecomposedRelative, GridRelativeBias)):
+        raise TypeError(
+            f"plot.bias: expected an encoding of distances on one axis, but got {name}, whose places have two"
+        )
     contextual, tables = isinstance(encoding, CoPE), isinstance(encoding, (ShawRelative, DisentangledRelative))
     _check_use("query", query, contextual or tables, name)
     _check_use("key", key, contextual or isinstance(encoding, DisentangledRelative), name)

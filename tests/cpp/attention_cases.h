@@ -115,6 +115,32 @@ void add_cope(const Setting& s, Call& c, int64_t positions, bool per_head) {
   c.inputs.pos_emb = numbers({per_head ? s.heads : 1, s.width, positions}, 0.5);
 }
 
+/// A picture `row` tokens wide, in the order of its rows; `apart`: tokens far from each other, that share places, and
+/// with queries elsewhere, in each batch row. Nothing else goes by position.
+void place_on_grid(const Setting& s, Call& c, int64_t row, bool apart) {
+  const Tensor token = at::arange(s.keys);
+  c.k_grid = at::stack({token.div(row, "floor"), token.remainder(row)}).unsqueeze(1);
+  if (apart) {
+    const Tensor jumps = token.div(11, "floor").remainder(3).mul(int64_t{1} << 40);
+    c.k_grid = at::stack({c.k_grid.select(1, 0) + jumps, c.k_grid.select(1, 0).flip(1) * 3}, 1).narrow(1, 0, s.batch);
+    c.q_grid = c.k_grid.index_select(2, at::arange(s.queries).mul(5).remainder(s.keys)).add(1);
+  } else if (s.queries > s.keys) {
+    c.q_grid = at::stack({at::arange(s.queries), at::arange(s.queries).neg()}).unsqueeze(1);
+  }
+  c.q_positions = c.k_positions = Tensor();
+}
+
+void add_grid_bias(const Setting& s, Call& c, int64_t row, int64_t y, int64_t x, bool apart = false) {
+  place_on_grid(s, c, row, apart);
+  c.inputs.grid_bias = numbers({s.heads, 2 * y + 1, 2 * x + 1});
+}
+
+void add_axes(const Setting& s, Call& c, int64_t row, int64_t y, int64_t x, bool apart = false) {
+  place_on_grid(s, c, row, apart);
+  c.inputs.grid_rel_y = numbers({2 * y + 1, s.width});
+  c.inputs.grid_rel_x = numbers({s.heads, 2 * x + 1, s.width});
+}
+
 const std::vector<Term>& terms() {
   static const std::vector<Term> all = {
       {"Plain", [](const Setting&, Call&) {}},
@@ -201,6 +227,39 @@ const std::vector<Term>& terms() {
        [](const Setting& s, Call& c) {
          add_table_of_queries(s, c, 12, false);
          add_cope(s, c, 30, false);
+       },
+       true},
+      {"Grid", [](const Setting& s, Call& c) { add_grid_bias(s, c, 16, 20, 15); }},
+      {"GridThatEnds", [](const Setting& s, Call& c) { add_grid_bias(s, c, 32, 2, 9); }},
+      {"GridOfUnevenRows", [](const Setting& s, Call& c) { add_grid_bias(s, c, 7, 40, 6); }},
+      {"GridApartMaskedAndSlopes",
+       [](const Setting& s, Call& c) {
+         add_grid_bias(s, c, 13, 5, 30, true);
+         add_mask(s, c, false);
+         add_slopes(s, c);
+       }},
+      {"Axes",
+       [](const Setting& s, Call& c) {
+         add_axes(s, c, 16, 20, 15);
+         c.grid_rel_scale = 1.0;
+       }},
+      {"AxesWiderThanATile", [](const Setting& s, Call& c) { add_axes(s, c, 150, 3, 149); }},
+      {"AxesApartCappedAndSinks",
+       [](const Setting& s, Call& c) {
+         add_axes(s, c, 10, 9, 20, true);
+         add_softcap(c, 2.0, true);
+         add_sinks(s, c);
+       }},
+      {"AxesGridAndShaw",
+       [](const Setting& s, Call& c) {
+         add_tables_of_keys(s, c, 12, false, true);
+         add_axes(s, c, 24, 8, 5);
+         c.inputs.grid_bias = numbers({s.heads, 9, 47});
+       }},
+      {"AxesAndCoPE",
+       [](const Setting& s, Call& c) {
+         add_cope(s, c, 30, false);
+         add_axes(s, c, 16, 20, 15);
        },
        true},
       {"Piecewise", [](const Setting& s, Call& c) { add_far(s, c, 40); }},
@@ -338,7 +397,13 @@ Options common(Options o, const Call& c) {
       .segment_ids(maybe(c.segment_ids))
       .q_segment_ids(maybe(c.q_segment_ids))
       .softcap(c.softcap)
-      .sinks(maybe(c.inputs.sinks));
+      .sinks(maybe(c.inputs.sinks))
+      .grid_bias(maybe(c.inputs.grid_bias))
+      .grid_rel_y(maybe(c.inputs.grid_rel_y))
+      .grid_rel_x(maybe(c.inputs.grid_rel_x))
+      .grid_rel_scale(c.grid_rel_scale)
+      .q_positions(maybe(c.q_grid))
+      .k_positions(maybe(c.k_grid));
 }
 
 template <typename Options>
@@ -347,8 +412,8 @@ Options with_places(const Call& c) {
       .is_causal(c.is_causal)
       .block_ids(maybe(c.block_ids))
       .q_start(maybe(c.q_start))
-      .q_positions(maybe(c.q_positions))
-      .k_positions(maybe(c.k_positions));
+      .q_positions(maybe(c.q_grid.defined() ? c.q_grid : c.q_positions))
+      .k_positions(maybe(c.k_grid.defined() ? c.k_grid : c.k_positions));
 }
 
 /// Whether a call has terms beside its table, so that the one op of all terms computes it.

@@ -52,6 +52,8 @@ struct Inputs {
   Tensor q_far, k_far;
   /// (1 or H, D, P); (B, G, Tk, D); (H).
   Tensor pos_emb, gate_key, gate_bias;
+  /// (H, 2Ry+1, 2Rx+1); (2R+1, D) or (H, 2R+1, D).
+  Tensor grid_bias, grid_rel_y, grid_rel_x;
 };
 
 struct Member {
@@ -75,7 +77,10 @@ inline constexpr Member kMembers[] = {{"query", &Inputs::q},
                                       {"k_far", &Inputs::k_far},
                                       {"pos_emb", &Inputs::pos_emb},
                                       {"gate_key", &Inputs::gate_key},
-                                      {"gate_bias", &Inputs::gate_bias}};
+                                      {"gate_bias", &Inputs::gate_bias},
+                                      {"grid_bias", &Inputs::grid_bias},
+                                      {"grid_rel_y", &Inputs::grid_rel_y},
+                                      {"grid_rel_x", &Inputs::grid_rel_x}};
 
 /// A call to attention with any score terms.
 struct Call {
@@ -87,6 +92,10 @@ struct Call {
   Tensor key_mask, segment_ids, q_positions, k_positions;
   /// Up to (B, H, Tq, Tk) bool; (B, Tq) and (B, Tk) integer; () or (B).
   Tensor attn_mask, q_segment_ids, block_ids, q_start;
+  /// Coordinates on two axes, (2, 1 or B, T).
+  Tensor q_grid, k_grid;
+  /// Multiplies products with grid_rel_y and grid_rel_x.
+  std::optional<double> grid_rel_scale = std::nullopt;
   /// c tanh(s / c) of the product, or of the sum of all terms.
   std::optional<double> softcap = std::nullopt;
   bool caps_sum = false;
@@ -268,6 +277,17 @@ class Row {
     const auto radius = static_cast<double>((entries - 1) / 2);
     return static_cast<int64_t>(radius + std::clamp(-distance(j), -radius, radius));
   }
+  /// The same by coordinates on an axis; without those of queries these are the last keys.
+  int64_t clipped_on(int64_t axis, int64_t entries, int64_t j) const {
+    const auto radius = static_cast<double>((entries - 1) / 2);
+    const double own = c_.q_grid.defined() ? *at(c_.q_grid, {axis, b_, i_}) : *at(c_.k_grid, {axis, b_, own_});
+    return static_cast<int64_t>(radius + std::clamp(*at(c_.k_grid, {axis, b_, j}) - own, -radius, radius));
+  }
+  int64_t grid_entry(const Tensor& rows, int64_t axis, int64_t j) const { return clipped_on(axis, rows.size(-2), j); }
+  double* grid_cell(const Tensor& table, int64_t j) const {
+    return at(table, {h_, clipped_on(0, table.size(1), j), clipped_on(1, table.size(2), j)});
+  }
+  double grid_scale() const { return c_.grid_rel_scale.value_or(scale_); }
   int64_t entry(const Tensor& rows, int64_t j) const { return clipped(rows.size(-2), j); }
 
   double product(int64_t j) const { return scale_ * dot(query(is_far(j)), key(j, is_far(j)), width_); }
@@ -294,6 +314,13 @@ class Row {
     }
     if (in_.rel_q.defined()) {
       s += scale_ * dot(key(j), at(in_.rel_q, {h_, entry(in_.rel_q, j), 0}), width_);
+    }
+    if (in_.grid_bias.defined()) {
+      s += *grid_cell(in_.grid_bias, j);
+    }
+    if (in_.grid_rel_y.defined()) {
+      s += grid_scale() * dot(query(), at(in_.grid_rel_y, {h_, grid_entry(in_.grid_rel_y, 0, j), 0}), width_);
+      s += grid_scale() * dot(query(), at(in_.grid_rel_x, {h_, grid_entry(in_.grid_rel_x, 1, j), 0}), width_);
     }
     if (in_.pos_emb.defined()) {
       const int64_t low = lower(j);
@@ -328,6 +355,15 @@ class Row {
       const int64_t e = entry(in_.rel_q, j);
       add(g * scale_, at(in_.rel_q, {h_, e, 0}), 1, width_, at(to.k, {b_, group_, j, 0}));
       add(g * scale_, key(j), 1, width_, at(to.rel_q, {h_, e, 0}));
+    }
+    if (in_.grid_bias.defined()) {
+      *grid_cell(to.grid_bias, j) += g;
+    }
+    for (int64_t axis = 0; axis < 2 && in_.grid_rel_y.defined(); ++axis) {
+      const Tensor& table = axis == 0 ? in_.grid_rel_y : in_.grid_rel_x;
+      const int64_t e = grid_entry(table, axis, j);
+      add(g * grid_scale(), at(table, {h_, e, 0}), 1, width_, at(to.q, {b_, h_, i_, 0}));
+      add(g * grid_scale(), query(), 1, width_, at(axis == 0 ? to.grid_rel_y : to.grid_rel_x, {h_, e, 0}));
     }
   }
 
@@ -401,7 +437,7 @@ inline Call widened(Call call) {
     call.inputs.*tensor = wide(call.inputs.*tensor);
   }
   for (Tensor* x : {&call.key_mask, &call.segment_ids, &call.q_positions, &call.k_positions, &call.attn_mask,
-                    &call.q_segment_ids, &call.block_ids, &call.q_start, &call.kept}) {
+                    &call.q_segment_ids, &call.block_ids, &call.q_start, &call.q_grid, &call.k_grid, &call.kept}) {
     *x = wide(*x);
   }
   return call;

@@ -46,6 +46,8 @@ TEST(RegressionLimits, OptionsThatOverflowOrFillMemoryAreRefused) {
                "expected embed_dim * num_heads * head_dim");
   expect_error([] { AxialRotary(AxialRotaryOptions(8).num_axes(int64_t{1} << 62)); }, "expected num_axes");
   expect_error([] { CoPE(int64_t{1} << 32, int64_t{1} << 32); }, "expected num_heads * head_dim * max_positions");
+  expect_error([] { DecomposedRelative(8, std::vector<int64_t>{kLarge, 2}); }, "expected size");
+  expect_error([] { GridRelativeBias(2, std::vector<int64_t>{2, kLarge}); }, "expected window");
   expect_error([] { FIRE(FIREOptions(1 << 20).hidden_dim(int64_t{1} << 45)); }, "hidden_dim * num_heads");
   expect_error([] { ForgettingBias(int64_t{1} << 32, int64_t{1} << 32); }, "expected embed_dim * num_heads");
   expect_error([] { KVCache(KVCacheOptions(1 << 16, 1 << 16, 1 << 16, 1 << 16)); }, "expected batch_size * ");
@@ -105,6 +107,8 @@ TEST(RegressionSurgery, WhatIsRegisteredWithinAModuleIsNotReset) {
   untouched(ForgettingBias(16, 2));
   untouched(LearnedAbsolute(8, 4));
   untouched(T5RelativeBias(2));
+  untouched(GridRelativeBias(2, std::vector<int64_t>{2, 2}));
+  untouched(DecomposedRelative(8, std::vector<int64_t>{2, 2}));
   untouched(Attention(AttentionOptions(16, 2)));
 }
 

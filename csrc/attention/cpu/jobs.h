@@ -23,14 +23,14 @@ class PreparedPositions {
  public:
   explicit PreparedPositions(const Call& c) : geometry_{c.query().size(2), c.key().size(2), true, 0} {
     geometry_.offset = geometry_.keys - geometry_.queries;
-    if (!c.q_positions && !c.k_positions && !c.q_start) {
+    if (!c.q_places() && !c.k_places() && !c.q_start) {
       return;
     }
     const auto counted = at::TensorOptions().dtype(at::kLong);
     const auto rows = [](const Tensor& x) { return x.dim() == 1 ? x.unsqueeze(0) : x; };
     q_ = c.q_start ? c.q_start->reshape({-1, 1}) + at::arange(geometry_.queries, counted)
-                   : rows(c.q_positions.value_or(at::arange(geometry_.offset, geometry_.keys, counted)));
-    k_ = rows(c.k_positions.value_or(at::arange(geometry_.keys, counted)));
+                   : rows(c.q_places().value_or(at::arange(geometry_.offset, geometry_.keys, counted)));
+    k_ = rows(c.k_places().value_or(at::arange(geometry_.keys, counted)));
     const bool floating = at::isFloatingType(q_.scalar_type()) || at::isFloatingType(k_.scalar_type());
     const auto type = floating ? at::kDouble : at::kLong;
     q_ = q_.to(type).contiguous();

@@ -136,9 +136,18 @@ Tensor block_rows(const Tensor& x, const Rows& rows) {
   return has_row_for_each_query(x) ? x.narrow_symint(-2, rows.begin, rows.length) : x;
 }
 
-Tensor clipped(const Block& block, const c10::SymInt& entries) {
+Tensor clipped(const Tensor& distance, const c10::SymInt& entries) {
   const c10::SymInt radius = (entries - 1) / 2;
-  return block.distance->clamp(-radius, radius) + radius;
+  return distance.clamp(-radius, radius) + radius;
+}
+
+Tensor clipped(const Block& block, const c10::SymInt& entries) { return clipped(*block.distance, entries); }
+
+Tensor difference(const Tensor& a, const Tensor& b) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max(), kSmallest = std::numeric_limits<int64_t>::min();
+  const Tensor d = a - b;
+  const Tensor overflows = (a.bitwise_xor(b) & a.bitwise_xor(d)) < 0;
+  return at::where(overflows, at::where(a < b, at::scalar_tensor(kSmallest, d.options()), kLargest), d);
 }
 
 at::ScalarType wide_type(const Operands& o) { return o.call.query().is_mps() ? at::kFloat : at::kDouble; }

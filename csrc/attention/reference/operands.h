@@ -112,7 +112,10 @@ Tensor sum_bins(const Operands& o, const Tensor& x, const Tensor& index, const c
 Tensor block_rows(const Tensor& x, const Rows& rows);
 bool has_row_for_each_query(const Tensor& x);
 /// R + clip(distance, -R, R) for a table of 2R + 1 entries.
+Tensor clipped(const Tensor& distance, const c10::SymInt& entries);
 Tensor clipped(const Block& block, const c10::SymInt& entries);
+/// a - b of int64, the largest or smallest number where int64 cannot hold it.
+Tensor difference(const Tensor& a, const Tensor& b);
 /// The dtype of long sums. MPS has no float64.
 at::ScalarType wide_type(const Operands& o);
 

@@ -7,6 +7,7 @@
 #include "attention/terms/decay/cpu.h"
 #include "attention/terms/distance/cpu.h"
 #include "attention/terms/fire/cpu.h"
+#include "attention/terms/grid/cpu.h"
 #include "attention/terms/heads.h"
 #include "attention/terms/mask/cpu.h"
 #include "attention/terms/order.h"

@@ -7,6 +7,7 @@
 #include "attention/terms/decay/head.h"
 #include "attention/terms/distance/head.h"
 #include "attention/terms/fire/head.h"
+#include "attention/terms/grid/head.h"
 #include "attention/terms/mask/head.h"
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/head.h"
@@ -28,6 +29,6 @@ using HeadGradients = std::tuple<POSENC_ATTENTION_TERMS(Gradient<T>)>;
 
 /// Rows of queries and keys, other than query and key, that terms read in decoding.
 template <typename T>
-using DecodeRows = std::tuple<PiecewiseRows<T>, RelativeRows<T>, CopeRows<T>>;
+using DecodeRows = std::tuple<PiecewiseRows<T>, RelativeRows<T>, GridRows<T>, CopeRows<T>>;
 
 }  // namespace posenc::attention_ops

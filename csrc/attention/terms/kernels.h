@@ -7,6 +7,7 @@
 #include "attention/terms/decay/kernel.h"
 #include "attention/terms/distance/kernel.h"
 #include "attention/terms/fire/kernel.h"
+#include "attention/terms/grid/kernel.h"
 #include "attention/terms/heads.h"
 #include "attention/terms/mask/kernel.h"
 #include "attention/terms/piecewise/kernel.h"

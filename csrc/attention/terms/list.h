@@ -7,6 +7,7 @@
 #include "attention/terms/decay/term.h"
 #include "attention/terms/distance/term.h"
 #include "attention/terms/fire/term.h"
+#include "attention/terms/grid/term.h"
 #include "attention/terms/mask/term.h"
 #include "attention/terms/order.h"
 #include "attention/terms/piecewise/term.h"

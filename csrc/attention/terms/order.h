@@ -6,4 +6,4 @@
 /// no other term hides.
 #define POSENC_ATTENTION_TERMS(suffix)                                                                         \
   Softcap##suffix, Piecewise##suffix, Distance##suffix, Decay##suffix, Relative##suffix, RelativeKeys##suffix, \
-      Fire##suffix, Bias##suffix, Mask##suffix, Sinks##suffix, Cope##suffix
+      Grid##suffix, Fire##suffix, Bias##suffix, Mask##suffix, Sinks##suffix, Cope##suffix

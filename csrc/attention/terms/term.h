@@ -17,7 +17,7 @@ namespace posenc::attention_ops {
 
 struct Term {
   /// The op that a call with this term is named after in messages; null: "attention".
-  static constexpr const char* kOp = nullptr;
+  static const char* op(const Call& /*c*/) { return nullptr; }
   /// Whether the term is a function of the distance, which takes integer positions.
   static constexpr bool kNeedsDistance = false;
 

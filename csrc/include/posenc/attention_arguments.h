@@ -25,26 +25,35 @@
   /* segment. Needs is_causal. Entries below -100000 count as -100000. */                                         \
   INPUT(kLogDecay, log_decay)                                                                                     \
   /* (H) or (B, H, Tq): a logit that takes part in the softmax and has no value. lse includes it. */              \
-  INPUT(kSinks, sinks)
+  INPUT(kSinks, sinks)                                                                                            \
+  /* (H, 2Ry+1, 2Rx+1): adds entry [Ry + clip(dy, -Ry, Ry), Rx + clip(dx, -Rx, Rx)], where (dy, dx) is */         \
+  /* k_position - q_position: positions are of two axes, see there. */                                            \
+  INPUT(kGridBias, grid_bias)                                                                                     \
+  /* (2Ry+1, D) or (H, 2Ry+1, D), and the same for x: adds grid_rel_scale * query . (grid_rel_y[Ry + clip(dy)] */ \
+  /* + grid_rel_x[Rx + clip(dx)]). */                                                                             \
+  INPUT(kGridRelY, grid_rel_y)                                                                                    \
+  INPUT(kGridRelX, grid_rel_x)
 
-#define POSENC_ATTENTION_TENSORS(TENSOR)                                                                          \
-  /* (B, Tk) bool: true where a key may be attended. */                                                           \
-  TENSOR(key_mask)                                                                                                \
-  /* bool, broadcastable to (B, H, Tq, Tk): true where a query may attend to a key. */                            \
-  TENSOR(attn_mask)                                                                                               \
-  /* (B, Tk) integer: a query sees keys of its own segment only. The segments of queries are q_segment_ids, or */ \
-  /* the last Tq entries, which needs Tq <= Tk. */                                                                \
-  TENSOR(segment_ids)                                                                                             \
-  /* (B, Tq) integer: the segments of the queries. Needs segment_ids. */                                          \
-  TENSOR(q_segment_ids)                                                                                           \
-  /* (B, Tk) integer: tokens of the same block see each other, whatever is_causal and the windows say; entries */ \
-  /* below 0 are in no block. Queries are the last Tq entries, which needs Tq <= Tk. */                           \
-  TENSOR(block_ids)                                                                                               \
-  /* (Tq) or (B, Tq), (Tk) or (B, Tk), in tokens. Absent: 0 .. Tk-1 for keys, the last Tq of them for queries. */ \
-  /* Integer, or floating where no score depends on the distance itself. */                                       \
-  TENSOR(q_positions)                                                                                             \
-  TENSOR(k_positions)                                                                                             \
-  /* int64, () or (B): the position of the first query; the others follow it. Instead of q_positions. */          \
+#define POSENC_ATTENTION_TENSORS(TENSOR)                                                                             \
+  /* (B, Tk) bool: true where a key may be attended. */                                                              \
+  TENSOR(key_mask)                                                                                                   \
+  /* bool, broadcastable to (B, H, Tq, Tk): true where a query may attend to a key. */                               \
+  TENSOR(attn_mask)                                                                                                  \
+  /* (B, Tk) integer: a query sees keys of its own segment only. The segments of queries are q_segment_ids, or */    \
+  /* the last Tq entries, which needs Tq <= Tk. */                                                                   \
+  TENSOR(segment_ids)                                                                                                \
+  /* (B, Tq) integer: the segments of the queries. Needs segment_ids. */                                             \
+  TENSOR(q_segment_ids)                                                                                              \
+  /* (B, Tk) integer: tokens of the same block see each other, whatever is_causal and the windows say; entries */    \
+  /* below 0 are in no block. Queries are the last Tq entries, which needs Tq <= Tk. */                              \
+  TENSOR(block_ids)                                                                                                  \
+  /* (Tq) or (B, Tq), (Tk) or (B, Tk), in tokens. Absent: 0 .. Tk-1 for keys, the last Tq of them for queries. */    \
+  /* Integer, or floating where no score depends on the distance itself. */                                          \
+  /* With grid_bias, grid_rel_y and grid_rel_x: (2, Tq) or (2, B, Tq), (2, Tk) or (2, B, Tk) integer, coordinates */ \
+  /* (y, x). Those of keys must be given, queries have the last Tq of them unless given; all else goes by index. */  \
+  TENSOR(q_positions)                                                                                                \
+  TENSOR(k_positions)                                                                                                \
+  /* int64, () or (B): the position of the first query; the others follow it. Instead of q_positions. */             \
   TENSOR(q_start)
 
 #define POSENC_ATTENTION_OPTIONS(OPTION)                                                                             \
@@ -64,7 +73,9 @@
   OPTION(bool, scale_position_logits, false)                                                                         \
   /* Probability with which a weight is zeroed; the others are divided by 1 - dropout_p. The mask follows torch's */ \
   /* seed and is new in every call. */                                                                               \
-  OPTION(double, dropout_p, 0.0)
+  OPTION(double, dropout_p, 0.0)                                                                                     \
+  /* Multiplies query . grid_rel_y and query . grid_rel_x. Absent: scale. */                                         \
+  OPTION(std::optional<double>, grid_rel_scale, std::nullopt)
 
 /// The tables of relative_attention(), cope_attention() and piecewise_attention(), which are keywords of attention().
 #define POSENC_ATTENTION_TABLES(INPUT)                                                                       \

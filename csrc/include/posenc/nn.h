@@ -6,9 +6,11 @@
 #include <posenc/nn/axial_rotary.h>
 #include <posenc/nn/cape.h>
 #include <posenc/nn/cope.h>
+#include <posenc/nn/decomposed_relative.h>
 #include <posenc/nn/disentangled_relative.h>
 #include <posenc/nn/fire.h>
 #include <posenc/nn/forgetting_bias.h>
+#include <posenc/nn/grid_relative_bias.h>
 #include <posenc/nn/kerple.h>
 #include <posenc/nn/kv_cache.h>
 #include <posenc/nn/learned_absolute.h>

@@ -266,6 +266,11 @@ def shaw_relative_initial_bound(
     head_dim: int, max_distance: int, num_heads: int | None = None, values: bool = True
 ) -> float: ...
 
+class DecomposedRelative(_ScoreModule):
+    def __init__(self, head_dim: int, size: Sequence[int]) -> None: ...
+
+def check_decomposed_relative(head_dim: int, size: Sequence[int]) -> None: ...
+
 class DisentangledRelative(_ScoreModule):
     def __init__(
         self,
@@ -385,4 +390,16 @@ class FIRE(_AdditiveModule):
 
 def check_fire(
     num_heads: int, hidden_dim: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6
+) -> None: ...
+
+class GridRelativeBias(_AdditiveModule):
+    def __init__(
+        self, num_heads: int, window: Sequence[int], *, kind: str = "table", class_token: bool = False
+    ) -> None: ...
+
+GRID_RELATIVE_BIAS_INITIAL_STD: float
+GRID_RELATIVE_BIAS_HIDDEN: int
+
+def check_grid_relative_bias(
+    num_heads: int, window: Sequence[int], kind: str = "table", class_token: bool = False
 ) -> None: ...

@@ -18,9 +18,11 @@ from posenc.nn.attention import Attention
 from posenc.nn.axial_rotary import AxialRotary
 from posenc.nn.cape import CAPE
 from posenc.nn.cope import CoPE
+from posenc.nn.decomposed_relative import DecomposedRelative
 from posenc.nn.disentangled_relative import DisentangledRelative
 from posenc.nn.fire import FIRE
 from posenc.nn.forgetting_bias import ForgettingBias
+from posenc.nn.grid_relative_bias import GridRelativeBias
 from posenc.nn.kerple import Kerple
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.learned_absolute import LearnedAbsolute
@@ -42,6 +44,7 @@ __all__ = [
     "ALiBi",
     "CAPE",
     "FIRE",
+    "GridRelativeBias",
     "Kerple",
     "Sandwich",
     "T5RelativeBias",
@@ -54,6 +57,7 @@ __all__ = [
     "Sinusoidal",
     "XPos",
     "CoPE",
+    "DecomposedRelative",
     "DisentangledRelative",
     "ForgettingBias",
     "ReRoPE",

@@ -32,11 +32,16 @@ class ScoreTerms(NamedTuple):
         slopes: ``alibi_slopes``, (H) or (B, H).
         distance_bias: (H, 2R+1), by clipped distance.
         bias: Broadcastable to (B, H, Tq, Tk).
+        grid_bias: (H, 2Ry+1, 2Rx+1), by clipped distances on two axes.
+        q_positions, k_positions: Coordinates for ``grid_bias``, (2, Tq) and (2, Tk), where the call has none.
     """
 
     slopes: Tensor | None = None
     distance_bias: Tensor | None = None
     bias: Tensor | None = None
+    grid_bias: Tensor | None = None
+    q_positions: Tensor | None = None
+    k_positions: Tensor | None = None
 
 
 class AdditiveEncoding(ScoreEncoding):
@@ -70,9 +75,12 @@ class AdditiveEncoding(ScoreEncoding):
         """See :class:`ScoreEncoding`."""
         call = op.keywords
         state = {name: call.pop(name) for name in (*self.state_keywords, *self.optional_keywords) if name in call}
-        added = self.terms(ScoreCall(op.query, op.key, call.get("q_positions"), call.get("k_positions"), state))
+        added = self.terms(ScoreCall(op.query, op.key, op.q_positions, op.k_positions, state))
         terms = {"alibi_slopes": added.slopes, "distance_bias": added.distance_bias, "bias": added.bias}
+        terms["grid_bias"] = added.grid_bias
         op.add(self, **{name: term for name, term in terms.items() if term is not None})
+        if added.q_positions is not None and added.k_positions is not None:
+            call |= {"q_positions": added.q_positions, "k_positions": added.k_positions}
 
     def bias(self, q_len: int, k_len: int | None = None) -> Tensor:
         """What is added, for queries at the last positions of ``k_len`` keys (None: ``q_len``).

@@ -99,8 +99,7 @@ class FIRE(AdditiveEncoding):
 
     def add_terms(self, op: OpCall) -> None:
         """See :class:`ScoreEncoding`."""
-        positions = (op.keywords.get("q_positions"), op.keywords.get("k_positions"))
-        op.add(self, **self._terms_of_op(op.query, op.key, *positions))
+        op.add(self, **self._terms_of_op(op.query, op.key, op.q_positions, op.k_positions))
 
     def _terms_of_op(
         self, query: Tensor, key: Tensor, q_positions: Tensor | None, k_positions: Tensor | None

@@ -18,6 +18,7 @@ class OpCall:
         key: (B, G, Tk, D).
         value: (B, G, Tk, Dv); None in ``logits``.
         keywords: What the op gets beside them.
+        q_positions, k_positions: Those of the call, or None.
     """
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor | None, keywords: dict[str, Any]) -> None:
@@ -25,6 +26,8 @@ class OpCall:
         self.key = key
         self.value = value
         self.keywords = keywords
+        self.q_positions: Tensor | None = keywords.get("q_positions")
+        self.k_positions: Tensor | None = keywords.get("k_positions")
 
     def add(self, encoding: object, **terms: Any) -> None:
         """Adds terms of an encoding. Where one of another encoding is there already, their numbers add up: the ends of
@@ -33,6 +36,10 @@ class OpCall:
         Raises:
             ValueError: The op has no place for both.
         """
+        if any(name.startswith("grid_") for name in terms) and any(name.startswith("grid_") for name in self.keywords):
+            raise ValueError(
+                f"{type(encoding).__name__}: expected no other encoding with places on two axes in the same attention"
+            )
         for name, term in terms.items():
             there = self.keywords.get(name)
             if there is not None and name in _SUMS:

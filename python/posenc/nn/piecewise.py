@@ -33,6 +33,5 @@ class PiecewiseEncoding(ScoreEncoding):
     def add_terms(self, op: OpCall) -> None:
         """See :class:`ScoreEncoding`."""
         op.keywords.setdefault("is_causal", self.is_causal_by_default)
-        positions = (op.keywords.get("q_positions"), op.keywords.get("k_positions"))
-        op.query, op.key, q_far, k_far = self.sides(op.query, op.key, *positions)
+        op.query, op.key, q_far, k_far = self.sides(op.query, op.key, op.q_positions, op.k_positions)
         op.add(self, q_far=q_far, k_far=k_far, threshold=self.threshold)

@@ -52,7 +52,9 @@ Keyword arguments that several of them share:
     block_ids: (B, Tk) integer: tokens of one block see each other, whatever ``is_causal`` and ``window`` say (prefix
         LM, PaliGemma; image tokens of Gemma 3). Entries below 0 are in no block. Queries are the last Tq entries.
     q_positions, k_positions: (T) or (B, T), in tokens. None: ``arange(Tk)`` for keys and the last Tq of them for
-        queries, which suits decoding with a cache. Integer, or floating where no score depends on the distance.
+        queries, which suits decoding with a cache. Integer, or floating where no score depends on the distance. With
+        ``grid_bias``, or a pair of tables as ``rel_k``, coordinates (y, x), integer, (2, T) or (2, B, T): those of keys
+        must be given, and queries have the last Tq of them; everything else goes by index then.
     q_start: int64 tensor, () or (B): the position of the first query, where ``q_positions`` is not given; the others
         follow it. For key buffers of a fixed size, whose first tokens alone are filled, with ``is_causal``.
     bias: Broadcastable to (B, H, Tq, Tk): added to the scores.

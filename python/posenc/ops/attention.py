@@ -55,6 +55,9 @@ def attention(
             ``segment_ids`` only over t of the query's segment (forgetting attention, arXiv 2503.02130; CABLE,
             arXiv 2503.08067). Needs ``is_causal``. An entry below -100000 counts as -100000: that is enough to forget
             all keys before t, and later sums keep their precision.
+        grid_bias: (H, 2Ry+1, 2Rx+1): adds entry ``[Ry + clip(dy, -Ry, Ry), Rx + clip(dx, -Rx, Rx)]``, where (dy, dx) is
+            the key's place less the query's on two axes (Swin, arXiv 2103.14030; BEiT, LeViT). ``k_positions`` and
+            ``q_positions`` are integer coordinates (y, x) then, (2, T) or (2, B, T).
         is_causal, scale, attn_mask, key_mask, window, segment_ids, q_segment_ids, block_ids, q_positions, k_positions,
             q_start, softcap, softcap_on, sinks, dropout_p, return_lse: See :mod:`posenc.ops`.
 
@@ -72,7 +75,7 @@ def relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rel_k: Tensor | None = None,
+    rel_k: Tensor | tuple[Tensor, Tensor] | None = None,
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[False] = False,
@@ -85,7 +88,7 @@ def relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rel_k: Tensor | None = None,
+    rel_k: Tensor | tuple[Tensor, Tensor] | None = None,
     rel_v: Tensor | None = None,
     *,
     return_lse: Literal[True],
@@ -98,7 +101,7 @@ def relative_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rel_k: Tensor | None = None,
+    rel_k: Tensor | tuple[Tensor, Tensor] | None = None,
     rel_v: Tensor | None = None,
     *,
     return_lse: bool = False,
@@ -113,8 +116,11 @@ def relative_attention(
         query: (B, H, Tq, D).
         key: (B, G, Tk, D).
         value: (B, G, Tk, Dv).
-        rel_k: (2R+1, D), or (H, 2R+1, D) for each head. None: there is ``rel_q`` alone.
-        rel_v: (2R+1, Dv) or (H, 2R+1, Dv). None: keys only.
+        rel_k: (2R+1, D), or (H, 2R+1, D) for each head. A pair (rel_y, rel_x) of such tables, of any radii: positions
+            are on two axes then, as with ``grid_bias`` of :func:`attention`, and scores are ``scale * query . key +
+            rel_scale * query . (rel_y[Ry + clip(dy)] + rel_x[Rx + clip(dx)])`` (SAM, arXiv 2304.02643; ViTDet,
+            arXiv 2203.16527). None: there is ``rel_q`` alone.
+        rel_v: (2R+1, Dv) or (H, 2R+1, Dv). None: keys only, as with a pair.
         rel_query: (B, H, Tq, r): multiplied with ``rel_k``, which is r wide then, in the place of ``query``, and by
             ``scale``: ``scale * query . key + scale * rel_query . rel_k[r]``, as in Transformer-XL (arXiv 1901.02860),
             where ``query + u`` and ``query + v`` are given, and in Conformers.
@@ -123,6 +129,7 @@ def relative_attention(
         max_distance: (L, R): tables have L + R + 1 rows, for distances ``k_position - q_position`` from -L to R. None:
             2R + 1 rows.
         beyond: What other distances get: "clip", the row of the nearest distance; "zero", nothing.
+        rel_scale: Multiplies what a pair adds; 1 in SAM. None: ``scale``.
         **call: The keyword arguments of :func:`attention`, all of which may be combined with these tables.
 
     Example:
@@ -130,7 +137,15 @@ def relative_attention(
         >>> posenc.ops.relative_attention(x, x, x, torch.randn(9, 4), torch.randn(9, 4)).shape
         torch.Size([1, 2, 5, 4])
     """
-    out, lse = _relative_attention(query, key, value, rel_k, rel_v, **given("relative_attention", _RELATIVE, call))
+    handed_on = given("relative_attention", _RELATIVE, call)
+    table = None if isinstance(rel_k, (tuple, list)) else rel_k
+    if isinstance(rel_k, (tuple, list)):
+        if len(rel_k) != 2:
+            raise ValueError(
+                f"relative_attention: expected rel_k to be a table or (rel_y, rel_x), but got {len(rel_k)}"
+            )
+        handed_on["grid_rel_y"], handed_on["grid_rel_x"] = rel_k
+    out, lse = _relative_attention(query, key, value, table, rel_v, **handed_on)
     return (out, lse) if return_lse else out
 
 
@@ -183,8 +198,9 @@ def cope_attention(
         gate_bias: (H), added to the gates' logits.
         scale_position_logits: Multiply ``query . pos_emb`` by ``scale`` too (Meta's repository). False: the paper's
             listing.
-        **call: The other keyword arguments are those of :func:`attention`, without ``is_causal``, positions and
-            ``block_ids``. Keys that a mask, ``window`` or ``segment_ids`` hides are neither attended nor counted.
+        **call: The other keyword arguments are those of :func:`attention`, without ``is_causal`` and ``block_ids``;
+            positions are those on two axes of ``grid_bias`` alone. Keys that a mask, ``window`` or ``segment_ids``
+            hides are neither attended nor counted.
 
     Example:
         >>> x = torch.randn(1, 2, 5, 4)

@@ -10,8 +10,10 @@ from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
 from torch import Tensor
 
-# What ops take as two arguments and functions as a pair.
+# What ops take as two arguments and functions as a pair, and what is named after another argument there.
 _PAIRS = {"max_distance_left": "max_distance"}
+_RENAMED = {"grid_rel_scale": "rel_scale"}
+_IN_OPS = {name: of_op for of_op, name in _RENAMED.items()}
 
 Window = int | tuple[int | None, int | None] | None
 
@@ -52,6 +54,7 @@ class TermOptions(WeightOptions, total=False):
     alibi_slopes: Tensor | None
     distance_bias: Tensor | None
     log_decay: Tensor | None
+    grid_bias: Tensor | None
 
 
 class AttentionOptions(PositionOptions, TermOptions, total=False):
@@ -67,6 +70,7 @@ class RelativeAttentionOptions(AttentionOptions, total=False):
     rel_q: Tensor | None
     max_distance: tuple[int, int] | None
     beyond: Literal["clip", "zero"]
+    rel_scale: float | None
 
 
 class CoPEAttentionOptions(MaskOptions, TermOptions, total=False):
@@ -74,6 +78,8 @@ class CoPEAttentionOptions(MaskOptions, TermOptions, total=False):
 
     gate_key: Tensor | None
     gate_bias: Tensor | None
+    q_positions: Tensor | None
+    k_positions: Tensor | None
     scale_position_logits: bool
 
 
@@ -84,9 +90,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def keywords_of(op: Any, *options: type) -> dict[str, Parameter]:
     """The arguments of an op that ``options`` type, in the order and with the defaults of the op's schema."""
     types = {name: hint for each in options for name, hint in get_type_hints(each).items()}
-    arguments = [
-        (_PAIRS.get(argument.name, argument.name), argument.default_value) for argument in op._schema.arguments
-    ]
+    shown = _PAIRS | _RENAMED
+    arguments = [(shown.get(argument.name, argument.name), argument.default_value) for argument in op._schema.arguments]
     return {name: keyword(name, default, types[name]) for name, default in arguments if name in types}
 
 
@@ -125,7 +130,7 @@ def given(function: str, keywords: Keywords, call: Mapping[str, Any]) -> dict[st
         if name == "max_distance" or (name == "window" and isinstance(value, tuple)):
             handed_on.update(_sides(function, name, value))
         elif value is not None:
-            handed_on[name] = value
+            handed_on[_IN_OPS.get(name, name)] = value
     return handed_on
 
 

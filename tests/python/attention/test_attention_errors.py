@@ -86,6 +86,11 @@ POSITIONS = [
         "expected k_positions of shape (5) or (2, 5), but got [3, 5]",
     ),
     ({"k_positions": torch.zeros(5, device="meta").long()}, ValueError, "expected k_positions on cpu like"),
+    (
+        {"k_positions": torch.zeros(2, 2, 5).long()},
+        ValueError,
+        "but got [2, 2, 5]: positions of two axes need grid_bias or grid_rel_y",
+    ),
     ({"block_ids": r(2, 5)}, TypeError, "expected block_ids to be an integer type, but got Float"),
     (
         {"block_ids": torch.ones(2, 5).long(), "q": r(2, 4, 6, 8)},
@@ -98,6 +103,40 @@ POSITIONS = [
         {"q_start": torch.tensor(1), "q_positions": torch.arange(5)},
         ValueError,
         "expected either q_positions or q_start, but got both",
+    ),
+]
+PLACES = {"k_positions": torch.zeros(2, 5).long()}
+ON_GRID = [
+    ({"grid_bias": r(4, 3, 5)}, ValueError, "expected k_positions of shape (2, 5), the keys' coordinates on two axes"),
+    ({"grid_bias": r(4, 3, 4)} | PLACES, ValueError, "grid_bias of shape (4, 2Ry + 1, 2Rx + 1), but got [4, 3, 4]"),
+    ({"grid_bias": r(4, 2, 5)} | PLACES, ValueError, "grid_bias of shape (4, 2Ry + 1, 2Rx + 1), but got [4, 2, 5]"),
+    ({"grid_bias": r(3, 3, 5)} | PLACES, ValueError, "grid_bias of shape (4, 2Ry + 1, 2Rx + 1), but got [3, 3, 5]"),
+    ({"grid_bias": r(4, 15)} | PLACES, ValueError, "grid_bias of shape (4, 2Ry + 1, 2Rx + 1), but got [4, 15]"),
+    ({"grid_bias": torch.ones(4, 3, 5).long()} | PLACES, TypeError, "expected grid_bias to be float32"),
+    (
+        {"grid_bias": r(4, 3, 5), "k_positions": torch.zeros(2, 5)},
+        TypeError,
+        "expected integer k_positions, coordinates on two axes, with grid_bias, grid_rel_y and grid_rel_x, but got",
+    ),
+    (
+        {"grid_bias": r(4, 3, 5), "k_positions": torch.arange(5)},
+        ValueError,
+        "expected k_positions of shape (2, 5) or (2, 2, 5), coordinates on two axes",
+    ),
+    (
+        {"grid_bias": r(4, 3, 5), "k_positions": torch.zeros(3, 5).long()},
+        ValueError,
+        "expected k_positions of shape (2, 5) or (2, 2, 5), coordinates on two axes",
+    ),
+    (
+        {"grid_bias": r(4, 3, 5), "k_positions": torch.zeros(2, 3, 5).long()},
+        ValueError,
+        "expected k_positions of shape (2, 5) or (2, 2, 5), coordinates on two axes",
+    ),
+    (
+        {"grid_bias": r(4, 3, 5), "q_positions": torch.zeros(2, 4).long()} | PLACES,
+        ValueError,
+        "expected q_positions of shape (2, 5) or (2, 2, 5), coordinates on two axes",
     ),
 ]
 BY_OP = {
@@ -166,7 +205,6 @@ BY_OP = {
         ({"rel_q": r(5, 7)}, ValueError, "expected rel_q of shape (2R + 1, 8)"),
         ({"rel_q": r(5, 8).long()}, TypeError, "expected rel_q to be float32"),
         ({"rel_q": r(3, 8), "max_distance": (2, 2)}, ValueError, "expected rel_q to have 5 rows"),
-        ({"rel_k": None}, ValueError, "expected rel_k or rel_q, a table over distances, but got neither"),
         ({"beyond": "wrap"}, ValueError, "expected beyond to be 'clip' or 'zero', but got 'wrap'"),
         (
             {"max_distance": (3, 2)},
@@ -180,6 +218,25 @@ BY_OP = {
         ),
         ({"max_distance": (4, None)}, ValueError, "expected max_distance_left with max_distance_right"),
         ({"max_distance": 2}, ValueError, "expected max_distance to be (left, right), but got 2"),
+        ({"rel_k": None}, ValueError, "expected rel_k, a table or a pair of them for two axes, or rel_q, but got None"),
+        ({"rel_k": (r(3, 8),)}, ValueError, "expected rel_k to be a table or (rel_y, rel_x), but got 1"),
+        ({"rel_k": (r(3, 8), r(5, 8))}, ValueError, "expected k_positions of shape (2, 5), the keys' coordinates"),
+        ({"rel_k": (r(4, 8), r(5, 8))} | PLACES, ValueError, "grid_rel_y of shape (2R + 1, 8) or (4, 2R + 1, 8), but"),
+        ({"rel_k": (r(3, 8), r(5, 7))} | PLACES, ValueError, "grid_rel_x of shape (2R + 1, 8) or (4, 2R + 1, 8), but"),
+        ({"rel_k": (r(3, 8), r(2, 5, 8))} | PLACES, ValueError, "expected grid_rel_x of shape (2R + 1, 8)"),
+        ({"rel_k": (r(3, 8), r(5, 8)), "rel_v": r(5, 8)} | PLACES, ValueError, "expected no rel_v, rel_query,"),
+        ({"rel_k": (r(3, 8), r(5, 8)), "max_distance": (2, 2)} | PLACES, ValueError, "expected no rel_v, rel_query,"),
+        ({"rel_scale": 1.0} | PLACES, ValueError, "expected grid_rel_scale with grid_rel_y and grid_rel_x alone"),
+        (
+            {"rel_k": (r(3, 8), r(5, 8)), "rel_scale": float("inf")} | PLACES,
+            ValueError,
+            "expected a finite grid_rel_scale, but got inf",
+        ),
+        (
+            {"rel_k": (r(3, 8), r(5, 8)), "q": r(2, 4, 6, 8)} | PLACES,
+            ValueError,
+            "expected q_positions of shape (2, 6) where there are more queries than keys, 5, but got None",
+        ),
     ],
     "cope_attention": [
         ({"pos_emb": r(8, 4)}, ValueError, "expected pos_emb of shape (1, 8, positions) or (4, 8, positions)"),
@@ -195,7 +252,7 @@ BY_OP = {
         ({"q_positions": torch.arange(5.0)}, TypeError, "expected integer q_positions"),
     ],
 }
-BAD = [(op, *bad) for op in OPS for bad in SHARED + ([] if op == "cope_attention" else POSITIONS) + BY_OP[op]]
+BAD = [(op, *bad) for op in OPS for bad in SHARED + ON_GRID + ([] if op == "cope_attention" else POSITIONS) + BY_OP[op]]
 
 
 @pytest.mark.parametrize(

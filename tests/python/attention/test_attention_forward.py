@@ -146,7 +146,7 @@ def test_long_rows_in_blocks_of_queries_equal_short_ones():
 
 def test_decoding_a_key_at_a_time_equals_the_whole_pass():
     for case in CASES:
-        by_place = {"q_positions", "q_start", "segment_ids", "block_ids", "key_mask", "attn_mask"}
+        by_place = {"q_positions", "k_positions", "q_start", "segment_ids", "block_ids", "key_mask", "attn_mask"}
         if case.options.keys() & by_place or case.tables.keys() & {"bias", "rel_query"} or "by_query" in case.name:
             continue
         square = AttentionCase(case.name, case.op, case.tables, case.options | {"is_causal": True}, 7, 7)

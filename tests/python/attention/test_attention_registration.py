@@ -13,11 +13,12 @@ one_of_each = pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)
 
 TERMS = (
     "Tensor? gate_key=None, Tensor? gate_bias=None, Tensor? alibi_slopes=None, Tensor? distance_bias=None,"
-    " Tensor? bias=None, Tensor? log_decay=None, Tensor? sinks=None, Tensor? key_mask=None, Tensor? attn_mask=None,"
+    " Tensor? bias=None, Tensor? log_decay=None, Tensor? sinks=None, Tensor? grid_bias=None,"
+    " Tensor? grid_rel_y=None, Tensor? grid_rel_x=None, Tensor? key_mask=None, Tensor? attn_mask=None,"
     " Tensor? segment_ids=None, Tensor? q_segment_ids=None, Tensor? block_ids=None, Tensor? q_positions=None,"
     " Tensor? k_positions=None, Tensor? q_start=None, float? scale=None, int? window=None, int? window_left=None,"
     ' int? window_right=None, float? softcap=None, str softcap_on="content", bool scale_position_logits=False,'
-    " float dropout_p=0."
+    " float dropout_p=0., float? grid_rel_scale=None"
 )
 SCHEMAS = {
     "attention": "Tensor query, Tensor key, Tensor value, *, bool is_causal=False, Tensor? q_far=None,"
@@ -77,7 +78,7 @@ def test_meta_tensors(case):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_without_graph_breaks(case, dynamic):
     def step(**tensors):
-        out, lse = getattr(posenc.ops, case.op)(**tensors, **case.options, return_lse=True)
+        out, lse = getattr(posenc.ops, case.op)(**case.call(tensors), **case.options, return_lse=True)
         return out * 2, lse + 1
 
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -110,7 +111,7 @@ def test_one_graph_serves_many_lengths():
 def test_export(case):
     class Step(torch.nn.Module):
         def forward(self, tensors):
-            return getattr(posenc.ops, case.op)(**tensors, **case.options)
+            return getattr(posenc.ops, case.op)(**case.call(tensors), **case.options)
 
     tensors = case.tensors(torch.float32)
     program = torch.export.export(Step(), (tensors,))

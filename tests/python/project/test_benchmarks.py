@@ -178,6 +178,8 @@ def test_every_kind_of_attention_case_runs_and_is_correct(attention):
                 "relative, query of its own",
                 "position to content",
                 "DeBERTa",
+                "grid bias",
+                "relative on two axes",
             )
             for mode in both
         },

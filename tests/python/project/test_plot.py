@@ -63,7 +63,7 @@ def assert_line(axes, label, x, y, tolerance=1e-5):
 
 
 def test_every_encoding_can_be_drawn():
-    assert {*SCORES, *ROTARY, *ABSOLUTE} == cases.ENCODINGS
+    assert {*SCORES, *ROTARY, *ABSOLUTE} == cases.ENCODINGS - cases.GRIDS
 
 
 @pytest.mark.parametrize("name", [*SCORES, *ROTARY, *ABSOLUTE])
@@ -250,6 +250,11 @@ def test_embedding_is_what_is_added(name):
 REFUSED = {
     "length": (lambda: plot.bias(nn.ALiBi(2), 0), ValueError, "expected length to be at least 1, but got 0"),
     "rotary": (lambda: plot.bias(nn.Rotary(8), 4), TypeError, "expected a score encoding of posenc.nn, but got Rotary"),
+    "two axes": (
+        lambda: plot.bias(nn.GridRelativeBias(2, (2, 2)), 4),
+        TypeError,
+        "expected an encoding of distances on one axis, but got GridRelativeBias, whose places have two",
+    ),
     "head": (lambda: plot.bias(nn.ALiBi(2), 4, heads=[2]), ValueError, "expected heads from 0 to 1, but got 2"),
     "query": (lambda: plot.bias(nn.ALiBi(2), 4, query=torch.ones(2, 4, 8)), ValueError, "no query for ALiBi"),
     "key": (lambda: plot.bias(nn.ShawRelative(8, 2), 4, key=torch.ones(1, 4, 8)), ValueError, "no key for Shaw"),

@@ -38,7 +38,7 @@ FLOATS_ONLY = ("quantized", "mkldnn")
 Q, X = torch.randn(2, 2, 5, 8), torch.randn(2, 5, 8)
 INV_FREQ = torch.tensor([1.0, 0.1, 0.01, 0.001])
 POSITIONS, OFFSETS = torch.arange(5), torch.tensor([3, 4])
-TABLE = torch.randn(5, 4)
+TABLE, PLACES = torch.randn(5, 4), torch.zeros(2, 5).long()
 
 
 def attention(**other):
@@ -93,6 +93,7 @@ ARGUMENTS = {
     "attention-value": (Q, lambda t: attention(value=t)),
     "attention-alibi_slopes": (torch.ones(2), lambda t: attention(alibi_slopes=t)),
     "attention-distance_bias": (torch.ones(2, 3), lambda t: attention(distance_bias=t)),
+    "attention-grid_bias": (torch.ones(2, 3, 5), lambda t: attention(grid_bias=t, k_positions=PLACES)),
     "attention-bias": (torch.ones(5, 5), lambda t: attention(bias=t)),
     "attention-log_decay": (torch.ones(2, 2, 5), lambda t: attention(log_decay=t)),
     "attention-key_mask": (torch.ones(2, 5).bool(), lambda t: attention(key_mask=t)),
@@ -112,6 +113,10 @@ ARGUMENTS = {
         with_parameter(nn.DisentangledRelative(8, 2, 4), "rel_q"),
     ),
     "attention-rel_q": (torch.ones(3, 8), lambda t: posenc.ops.relative_attention(Q, Q, Q, rel_q=t)),
+    "DecomposedRelative-query": (Q, lambda t: nn.DecomposedRelative(8, (1, 5)).attend(t, Q, Q)),
+    "DecomposedRelative-key": (Q, lambda t: nn.DecomposedRelative(8, (1, 5)).attend(Q, t, Q)),
+    "GridRelativeBias-query": (Q, lambda t: nn.GridRelativeBias(2, (1, 5)).attend(t, Q, Q)),
+    "GridRelativeBias-table": (torch.ones(9, 2), with_parameter(nn.GridRelativeBias(2, (1, 5)), "table")),
     "CoPE-value": (Q, lambda t: nn.CoPE(8, 4, gate="value").attend(Q, Q, t)),
     "Sinusoidal-x": (X, lambda t: nn.Sinusoidal(8)(t)),
     "Sinusoidal-positions": (POSITIONS, lambda t: nn.Sinusoidal(8)(X, t)),

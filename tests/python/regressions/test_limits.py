@@ -36,12 +36,19 @@ LARGE = {
     ),
     "CAPE": (lambda: nn.CAPE(2**40), "dim"),
     "CoPE": (lambda: nn.CoPE(2**32, 2**32), r"num_heads \* head_dim \* max_positions"),
+    "DecomposedRelative": (lambda: nn.DecomposedRelative(8, (2**40, 2)), "size"),
+    "DecomposedRelative_width": (lambda: nn.DecomposedRelative(2**32, (2**20, 2)), r"\(2 \* size - 1\) \* head_dim"),
     "FIRE": (lambda: nn.FIRE(2**20, hidden_dim=2**45), r"hidden_dim \* num_heads"),
     "DisentangledRelative": (
         lambda: nn.DisentangledRelative(2**30, 2**30, 64),
         r"num_heads \* \(2 \* span\) \* head_dim",
     ),
     "ForgettingBias": (lambda: nn.ForgettingBias(2**32, 2**32), r"embed_dim \* num_heads"),
+    "GridRelativeBias": (lambda: nn.GridRelativeBias(2, (2, 2**40)), "window"),
+    "GridRelativeBias_heads": (
+        lambda: nn.GridRelativeBias(2**20, (2**20, 2**20)),
+        r"\(2h - 1\) \* \(2w - 1\) \* num_heads",
+    ),
     "Kerple": (lambda: nn.Kerple(2**40), "num_heads"),
     "KVCache": (
         lambda: nn.KVCache(2**16, 2**16, 2**16, 2**16),
@@ -71,6 +78,8 @@ LARGE_CPP = {
     "DisentangledRelative": lambda cpp: cpp.DisentangledRelative(2**30, 2**30, 64),
     "FIRE": lambda cpp: cpp.FIRE(2**20, hidden_dim=2**45),
     "ForgettingBias": lambda cpp: cpp.ForgettingBias(2**32, 2**32),
+    "DecomposedRelative": lambda cpp: cpp.DecomposedRelative(8, (2**40, 2)),
+    "GridRelativeBias": lambda cpp: cpp.GridRelativeBias(2, (2, 2**40)),
     "KVCache": lambda cpp: cpp.KVCache(2**16, 2**16, 2**16, 2**16),
     "LearnedAbsolute": lambda cpp: cpp.LearnedAbsolute(2**32, 2**32),
     "MultimodalRotary": lambda cpp: cpp.MultimodalRotary(8, [LAST, LAST, 6]),

@@ -68,7 +68,16 @@ class AttentionCase:
         if "max_distance" in options:
             left, right = options.pop("max_distance")
             options |= {"max_distance_left": left, "max_distance_right": right}
+        if "rel_scale" in options:
+            options["grid_rel_scale"] = options.pop("rel_scale")
         return options
+
+    def call(self, tensors) -> dict[str, Any]:
+        """The tensors as the function takes them, which has tables for two axes as a pair."""
+        call = dict(tensors)
+        if "grid_rel_y" in call:
+            call["rel_k"] = (call.pop("grid_rel_y"), call.pop("grid_rel_x"))
+        return call
 
     def logits(self, tensors):
         """The scores, for tensors without value and rel_v."""
@@ -79,11 +88,11 @@ class AttentionCase:
 
     def run(self, tensors):
         """(out, lse) of the op."""
-        return getattr(posenc.ops, self.op)(**tensors, **self.options_for(tensors), return_lse=True)
+        return getattr(posenc.ops, self.op)(**self.call(tensors), **self.options_for(tensors), return_lse=True)
 
     def expected(self, tensors):
         """(out, lse) in float64, without dropout."""
-        return on_cpu(getattr(attention_op_reference, self.op), **tensors, **self.options)
+        return on_cpu(getattr(attention_op_reference, self.op), **self.call(tensors), **self.options)
 
 
 def finite(lse):
@@ -163,6 +172,18 @@ COPE_RULES = {
     },
 }
 
+# Coordinates on two axes: rows of a picture, with tokens that lie far away, share a place, or come in any order.
+Q_GRID = torch.tensor([[0, 0, 2, 5, -3], [1, 7, 0, 1, 2]])
+K_GRID = torch.tensor([[0, 0, 0, 1, 1, 1, -(2**40)], [0, 1, 2, 0, 1, 2, 9]])
+ROWS_OF_GRID = torch.stack([K_GRID, K_GRID.flip(1) * 2], 1)
+ON_GRID = {"q_positions": Q_GRID, "k_positions": K_GRID}
+BY_PLACE = ("q_positions", "k_positions")
+GRID_RULES = {
+    "last_keys": {"k_positions": K_GRID},
+    "rows_of_their_own": {"k_positions": ROWS_OF_GRID, "q_positions": ROWS_OF_GRID[:, :, :5] + 1, "is_causal": True},
+    "start": {"q_start": torch.tensor([0, 3]), "is_causal": True} | ON_GRID,
+} | {name: rule | ON_GRID for name, rule in SHARED_RULES.items() if not rule.keys() & {"q_start", *BY_PLACE}}
+
 SLOPES, TABLE, BIAS = {"alibi_slopes": (HEADS,)}, {"distance_bias": (HEADS, 5)}, {"bias": (BATCH, HEADS, 5, 7)}
 DECAY = {"log_decay": (BATCH, HEADS, 7)}
 SINKS = {"sinks": (HEADS,)}
@@ -176,6 +197,19 @@ DOT_TABLES = {
     "bias_by_head_and_row": {"bias": (HEADS, 5, 1)},
     "sinks_by_query": {"sinks": (BATCH, HEADS, 5)},
     "all_biases": SLOPES | TABLE | {"bias": (1, HEADS, 1, 7)} | SINKS,
+}
+GRID_BIAS = {"grid_bias": (HEADS, 3, 5)}
+GRID_TABLES = {
+    "grid_wide": {"grid_bias": (HEADS, 9, 21)},
+    "grid_one_row": {"grid_bias": (HEADS, 1, 3)},
+    "grid_bias": GRID_BIAS,
+    "grid_and_all_biases": GRID_BIAS | SLOPES | TABLE | {"bias": (1, HEADS, 1, 7)} | SINKS,
+}
+AXES = {"grid_rel_y": (3, WIDTH), "grid_rel_x": (HEADS, 5, WIDTH)}
+GRID_RELATIVE_TABLES = {
+    "axes_wide": {"grid_rel_y": (HEADS, 17, WIDTH), "grid_rel_x": (1, WIDTH)},
+    "axes": AXES,
+    "axes_and_grid": AXES | GRID_BIAS | SLOPES | SINKS,
 }
 REL_QUERY = {"rel_query": (BATCH, HEADS, 5, 3), "rel_k": (HEADS, 5, 3)}
 RELATIVE_TABLES = {
@@ -197,10 +231,10 @@ COPE_TABLES = {
 }
 
 
-def _table(op, tables, rules, extra=None):
+def _table(op, tables, rules, extra=None, plain="plain"):
     """Every table with the plainest rules, every rule with the richest table."""
     richest = list(tables)[-1]
-    pairs = [(t, "plain") for t in tables] + [(richest, r) for r in rules if r != "plain"]
+    pairs = [(t, plain) for t in tables] + [(richest, r) for r in rules if r != plain]
     return [AttentionCase(f"{t}-{r}", op, tables[t], rules[r] | (extra or {})) for t, r in pairs]
 
 
@@ -212,7 +246,18 @@ CASES = [
     AttentionCase("decay_segments", "attention", BIAS | DECAY, {"is_causal": True, "segment_ids": SEGMENTS}),
     AttentionCase("decay_one_query", "attention", DECAY, {"is_causal": True}, queries=1),
     *_table("relative_attention", RELATIVE_TABLES, SHARED_RULES),
+    *_table("attention", GRID_TABLES, GRID_RULES, plain="last_keys"),
+    AttentionCase("grid_one_query", "attention", GRID_BIAS, {"k_positions": K_GRID}, queries=1),
+    AttentionCase(
+        "grid_of_more_queries", "attention", GRID_BIAS, {"k_positions": K_GRID[:, :3], "q_positions": K_GRID}, 7, 3
+    ),
+    *_table("relative_attention", GRID_RELATIVE_TABLES, GRID_RULES, {"rel_scale": 1.0}, plain="last_keys"),
+    AttentionCase("axes_of_one_scale", "relative_attention", AXES, {"k_positions": K_GRID, "scale": 0.3}),
+    AttentionCase("axes_without_content", "relative_attention", AXES, ON_GRID | {"scale": 0.0, "rel_scale": 0.7}),
+    AttentionCase("axes_one_query", "relative_attention", AXES, {"k_positions": K_GRID}, queries=1),
+    AttentionCase("decay_on_grid", "attention", DECAY | GRID_BIAS, {"is_causal": True, "k_positions": K_GRID}),
     *_table("cope_attention", COPE_TABLES, COPE_RULES),
+    AttentionCase("cope_on_grid", "cope_attention", COPE_TABLES["by_head"] | GRID_BIAS, {"k_positions": K_GRID}),
     AttentionCase("cope_of_all_terms", "cope_attention", COPE_TABLES["gate_keys"] | SLOPES | TABLE | DECAY | SINKS),
     AttentionCase("cope_capped", "cope_attention", COPE_TABLES["gate_bias"] | SLOPES | SINKS, CAPPED),
     AttentionCase("cope_of_gate_keys_capped", "cope_attention", COPE_TABLES["gate_keys"] | SINKS, CAPPED),
@@ -244,6 +289,7 @@ CASES = [
         "relative_of_all_terms", "relative_attention", RELATIVE_TABLES["by_head"] | SLOPES | BIAS | SINKS, CAPPED
     ),
     AttentionCase("piecewise_of_all_terms", "piecewise_attention", TABLE | BIAS | SINKS, CAPPED | {"threshold": 3}),
+    AttentionCase("piecewise_on_grid", "piecewise_attention", GRID_BIAS, {"k_positions": K_GRID, "threshold": 2}),
     AttentionCase("scaled_positions", "cope_attention", COPE_TABLES["shared"], {"scale_position_logits": True}),
     *_table("piecewise_attention", {"distances": {}}, SHARED_RULES, {"threshold": 3}),
     AttentionCase("never_far", "piecewise_attention", {}, {"threshold": 100}),
@@ -254,8 +300,8 @@ CASES = [
     AttentionCase("one_query", "relative_attention", RELATIVE_TABLES["keys_queries_and_values"], {}, queries=1),
     AttentionCase("one_token", "relative_attention", RELATIVE_TABLES["by_head"], {"is_causal": True}, 1, 1),
 ]
-# One of each op, for what does not depend on the rules.
+# One of each op, and of two axes, for what does not depend on the rules.
 ONE_OF_EACH = [
     next(c for c in CASES if c.op == op and ("everything" in c.name or c.name.endswith("by_head-plain")))
     for op in ("attention", "relative_attention", "cope_attention", "piecewise_attention")
-]
+] + [c for c in CASES if c.name == "axes_and_grid-everything"]

@@ -43,6 +43,19 @@ def _visible(i, queries, keys, q, k, *, is_causal, window, key_mask, segment_ids
     return seen
 
 
+def _distances_on_axes(q_positions, k_positions, batch, queries):
+    """Key less query on each of two axes, (batch, queries, keys); without q_positions queries are the last keys."""
+    k = k_positions if k_positions.dim() == 3 else k_positions.unsqueeze(1)
+    q = k[:, :, k.shape[2] - queries :] if q_positions is None else q_positions
+    q = q if q.dim() == 3 else q.unsqueeze(1)
+    return [(k[axis].unsqueeze(1) - q[axis].unsqueeze(2)).expand(batch, -1, -1) for axis in range(2)]
+
+
+def _clipped(distance, entries):
+    radius = (entries - 1) // 2
+    return radius + distance.clamp(-radius, radius)
+
+
 BY_ROW = ("key_mask", "segment_ids", "q_segment_ids", "block_ids")
 
 
@@ -63,13 +76,19 @@ def _attend(
     softcap_on="content",
     sinks=None,
     q_start=None,
+    grid_bias=None,
+    grid_rel=None,
     **rules,
 ):
     """score(b, h, i, seen, distances) -> of the keys seen, the product and what is added to it; add_value(h, weights,
-    distances) -> (Dv). Entries of bias of at most `hidden_below`, and -infinity, hide a key."""
+    distances) -> (Dv). Entries of bias of at most `hidden_below`, and -infinity, hide a key. grid_rel: (rel_y, rel_x,
+    scale)."""
     rules = {"is_causal": False, "window": None} | dict.fromkeys(BY_ROW) | rules
     q_positions, k_positions = rules.pop("q_positions", None), rules.pop("k_positions", None)
     (batch, heads, queries, _), keys, share = query.shape, key.shape[2], query.shape[1] // key.shape[1]
+    if grid_bias is not None or grid_rel is not None:  # positions are on two axes, and all else goes by index
+        along = _distances_on_axes(q_positions, k_positions, batch, queries)
+        q_positions = k_positions = None
     if q_start is not None:
         q_positions = q_start.reshape(-1, 1) + torch.arange(queries)
     q_of, k_of = _positions(q_positions, queries, keys), _positions(k_positions, keys, keys)
@@ -94,6 +113,13 @@ def _attend(
             ids = rules["segment_ids"]
             counts = torch.ones(keys, dtype=bool) if ids is None else ids[b] == ids[b, own]
             s = s + torch.stack([(decays * counts)[j + 1 : own + 1].sum() for j in seen])
+        if grid_bias is not None:
+            y, x = (_clipped(d[b, i, seen], n) for d, n in zip(along, grid_bias.shape[1:], strict=True))
+            s = s + grid_bias[h, y, x]
+        if grid_rel is not None:
+            for d, table in zip(along, grid_rel[:2], strict=True):
+                of_head = table if table.dim() == 2 else table[h]
+                s = s + grid_rel[2] * of_head[_clipped(d[b, i, seen], len(of_head))] @ query[b, h, i]
         return capped(s if full is None else s + full[b, h, i, seen], "sum")
 
     def hides(b, h, i, j):
@@ -127,8 +153,10 @@ def _scale(query, scale):
     return 1 / math.sqrt(query.shape[3]) if scale is None else scale
 
 
-def attention(query, key, value, *, scale=None, **rules):
+def attention(query, key, value, *, scale=None, grid_rel_y=None, grid_rel_x=None, grid_rel_scale=None, **rules):
     """softmax(scale q.k + biases) v."""
+    if grid_rel_y is not None:
+        rules["grid_rel"] = (grid_rel_y, grid_rel_x, _scale(query, scale) if grid_rel_scale is None else grid_rel_scale)
     share, factor = query.shape[1] // key.shape[1], _scale(query, scale)
 
     def score(b, h, i, seen, distances):
@@ -153,7 +181,10 @@ def relative_attention(
     **rules,
 ):
     """Shaw et al., arXiv 1803.02155, equations 3 and 4; with rel_query as in Transformer-XL, arXiv 1901.02860; rel_q as
-    in DeBERTa, arXiv 2006.03654, equation 4."""
+    in DeBERTa, arXiv 2006.03654, equation 4. A pair of tables is for two axes."""
+    if isinstance(rel_k, tuple):
+        names = {"grid_rel_y": rel_k[0], "grid_rel_x": rel_k[1], "grid_rel_scale": rules.pop("rel_scale", None)}
+        return attention(query, key, value, scale=scale, **names, **rules)
     share, factor = query.shape[1] // key.shape[1], _scale(query, scale)
     own = query if rel_query is None else rel_query
 

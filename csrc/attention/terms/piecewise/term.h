@@ -7,7 +7,7 @@ namespace posenc::attention_ops {
 /// Other queries and keys for keys at least `threshold` positions before their query (ReRoPE; Self-Extend, arXiv
 /// 2401.01325).
 struct Piecewise : Term {
-  static constexpr const char* kOp = "piecewise_attention";
+  static const char* op(const Call& /*c*/) { return "piecewise_attention"; }
   static constexpr bool kNeedsDistance = true;
   static bool used(const Call& c) { return c.has(kFarQuery) || c.has(kFarKey) || c.threshold != 0; }
   static void check(const Call& c);

@@ -8,7 +8,7 @@ namespace posenc::attention_ops {
 /// scale * query . rel_k[entry] joins the score, and the weights sum rel_v[entry]. With rel_query, that is multiplied
 /// with rel_k instead (Transformer-XL, arXiv 1901.02860, eq. of section 3.3; Conformers).
 struct Relative : Term {
-  static constexpr const char* kOp = "relative_attention";
+  static const char* op(const Call& /*c*/) { return "relative_attention"; }
   static constexpr bool kNeedsDistance = true;
   static bool used(const Call& c) { return c.has(kRelK) || c.has(kRelV) || c.has(kRelQuery); }
   static void check(const Call& c);

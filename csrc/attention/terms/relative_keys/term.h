@@ -7,7 +7,7 @@ namespace posenc::attention_ops {
 /// A table over distances that is multiplied with keys (DeBERTa's position-to-content, arXiv 2006.03654, eq. 4):
 /// scale * key . rel_q[entry] joins the score.
 struct RelativeKeys : Term {
-  static constexpr const char* kOp = "relative_attention";
+  static const char* op(const Call& /*c*/) { return "relative_attention"; }
   static constexpr bool kNeedsDistance = true;
   static bool used(const Call& c) { return c.has(kRelQ); }
   static void check(const Call& c);

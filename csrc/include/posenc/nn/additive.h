@@ -26,6 +26,10 @@ struct ScoreTerms {
   std::optional<at::Tensor> slopes = {};
   std::optional<at::Tensor> distance_bias = {};
   std::optional<at::Tensor> bias = {};
+  std::optional<at::Tensor> grid_bias = {};
+  /// Coordinates for grid_bias, where the call has none.
+  std::optional<at::Tensor> q_positions = {};
+  std::optional<at::Tensor> k_positions = {};
 };
 
 /// An encoding that adds a bias to each attention score. A subclass implements terms() and heads(); the other members
