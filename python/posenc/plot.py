@@ -150,7 +150,7 @@ def embedding(encoding: AbsoluteEncoding, length: int, *, ax: Axes | None = None
         ax: Axes to draw into; None: those of a new figure.
 
     Raises:
-        ValueError: ``length`` is not positive, or more than a table holds.
+        ValueError: ``length`` is not positive, or more than a table holds, or positions have several axes.
         TypeError: ``encoding`` is no absolute encoding of posenc.nn.
         ImportError: matplotlib is missing.
 
@@ -165,6 +165,11 @@ def embedding(encoding: AbsoluteEncoding, length: int, *, ax: Axes | None = None
         )
     parameter = next(encoding.parameters(), None)
     zeros = (
+    if encoding.position_axes is not None:
+        raise ValueError(
+            f"plot.embedding: expected an encoding of one position axis, but got {type(encoding).__name__} over "
+            f"{encoding.position_axes}"
+        )
         torch.zeros(length, encoding.dim) if parameter is None else torch.zeros_like(parameter[:1]).expand(length, -1)
     )
     axes = _axes(ax)

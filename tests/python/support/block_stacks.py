@@ -63,6 +63,7 @@ STACKS = [
     Stack("axial", lambda nn: [nn.AxialRotary(HEAD_DIM)], axes=2),
     Stack("multimodal", lambda nn: [nn.MultimodalRotary(HEAD_DIM, (1, 1, 2))], axes=3),
     Stack("sinusoidal", lambda nn: [nn.Sinusoidal(EMBED_DIM)]),
+    Stack("sinusoidal_axes", lambda nn: [nn.Sinusoidal(EMBED_DIM, num_axes=2)], axes=2),
     Stack("learned_absolute", lambda nn: [nn.LearnedAbsolute(40, EMBED_DIM)]),
     Stack("cape", lambda nn: [nn.CAPE(EMBED_DIM)]),
     Stack("alibi", lambda nn: [nn.ALiBi(HEADS, learnable=True)]),
