@@ -267,6 +267,10 @@ void bind_modules(py::module_& m) {
   Bound<nn::ShawRelativeImpl>(m, "ShawRelative").of_options("shaw_relative_initial_bound", [](const auto& options) {
     return initial_bound(options);
   });
+  Bound<nn::TransformerXLImpl>(m, "TransformerXL").of_options("transformer_xl_inv_freq", [](const auto& options) {
+    return inv_freq(options);
+  });
+  m.attr("TRANSFORMER_XL_INITIAL_STD") = nn::TransformerXLImpl::kInitialStd;
   Bound<nn::ReRoPEImpl>(m, "ReRoPE", /*positional=*/2)
       .get("inv_freq", &nn::ReRoPEImpl::inv_freq)
       .get("far_inv_freq", &far_inv_freq);

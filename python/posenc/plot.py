@@ -24,6 +24,7 @@ from posenc.nn.rotary import Rotary, RotaryEncoding
 from posenc.nn.score import ScoreEncoding
 from posenc.nn.self_extend import SelfExtend
 from posenc.nn.shaw_relative import ShawRelative
+from posenc.nn.transformer_xl import TransformerXL
 from posenc.nn.xpos import XPos
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["bias", "embedding", "rotation"]
 
 _SEED = 0
+_RELATIVE = (ShawRelative, TransformerXL)
 
 
 @torch.no_grad()
@@ -49,17 +51,17 @@ def bias(
 ) -> Axes:
     """Draws what a score encoding does over the distance, for the last query of ``length`` tokens.
 
-    ALiBi, T5, KERPLE, Sandwich, FIRE: what is added to the score, a line for each head. ShawRelative: the same, for
-    ``query``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the distance that scores see against the true one. CoPE:
-    the position of each key (left axis) and its gate (bars, right axis), for ``query`` and ``key``.
+    ALiBi, T5, KERPLE, Sandwich, FIRE: what is added to the score, a line for each head. ShawRelative, TransformerXL:
+    the same, for ``query``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the distance that scores see against the
+    true one. CoPE: the position of each key (left axis) and its gate (bars, right axis), for ``query`` and ``key``.
 
     Args:
         encoding: A score encoding of posenc.nn.
         length: Keys, in tokens.
         ax: Axes to draw into; None: those of a new figure.
         heads: Which heads to draw; None: all.
-        query: (H, length, D), for ShawRelative and CoPE. None: standard normal numbers, the same ones in every call, of
-            as many heads as the encoding tells apart, else of one.
+        query: (H, length, D), for ShawRelative, TransformerXL and CoPE. None: standard normal numbers, the same ones in
+            every call, of as many heads as the encoding tells apart, else of one.
         key: (G, length, D), for CoPE, with G heads that divide the query's H. None: numbers as for ``query``.
         gate_key: As ``key``, for CoPE with ``gate="key"`` or ``"value"``; None: ``key``.
         x: (length, embed_dim), the layer's input, for ForgettingBias. None: numbers as for ``query``.
@@ -77,8 +79,8 @@ def bias(
     if length < 1:
         raise ValueError(f"plot.bias: expected length to be at least 1, but got {length}")
     name = type(encoding).__name__
-    contextual, relative = isinstance(encoding, CoPE), isinstance(encoding, (AdditiveEncoding, ShawRelative))
-    _check_use("query", query, contextual or isinstance(encoding, ShawRelative), name)
+    contextual, relative = isinstance(encoding, CoPE), isinstance(encoding, (AdditiveEncoding, *_RELATIVE))
+    _check_use("query", query, contextual or isinstance(encoding, _RELATIVE), name)
     _check_use("key", key, contextual, name)
     _check_use("gate_key", gate_key, contextual and encoding.gate != "logits", name)
     _check_use("x", x, isinstance(encoding, ForgettingBias), name)
@@ -90,7 +92,7 @@ def bias(
         return _draw_contextual(encoding, length, _axes(ax), heads, query, key, gate_key)
     if isinstance(encoding, ForgettingBias):
         return _draw_bias(encoding, _axes(ax), heads, _forgotten(encoding, length, x), ahead)
-    if isinstance(encoding, (AdditiveEncoding, ShawRelative)):
+    if isinstance(encoding, (AdditiveEncoding, *_RELATIVE)):
         return _draw_bias(encoding, _axes(ax), heads, _added(encoding, length, query), ahead)
     raise TypeError(f"plot.bias: expected a score encoding of posenc.nn, but got {name}")
 
@@ -163,13 +165,13 @@ def embedding(encoding: AbsoluteEncoding, length: int, *, ax: Axes | None = None
         raise TypeError(
             f"plot.embedding: expected an absolute encoding of posenc.nn, but got {type(encoding).__name__}"
         )
-    parameter = next(encoding.parameters(), None)
-    zeros = (
     if encoding.position_axes is not None:
         raise ValueError(
             f"plot.embedding: expected an encoding of one position axis, but got {type(encoding).__name__} over "
             f"{encoding.position_axes}"
         )
+    parameter = next(encoding.parameters(), None)
+    zeros = (
         torch.zeros(length, encoding.dim) if parameter is None else torch.zeros_like(parameter[:1]).expand(length, -1)
     )
     axes = _axes(ax)
@@ -233,12 +235,13 @@ def _normal(given: Tensor | None, name: str, heads: int, length: int, width: int
     return given.unsqueeze(0)
 
 
-def _added(encoding: AdditiveEncoding | ShawRelative, length: int, query: Tensor | None) -> Tensor:
+def _added(encoding: AdditiveEncoding | ShawRelative | TransformerXL, length: int, query: Tensor | None) -> Tensor:
     """(H, length, length)."""
-    if not isinstance(encoding, ShawRelative):
+    if isinstance(encoding, AdditiveEncoding):
         return encoding.bias(length)
     tables = 1 if encoding.num_heads is None else encoding.num_heads
-    q = _normal(query, "query", tables, length, encoding.head_dim, 0).to(encoding.rel_k)
+    like = encoding.rel_k if isinstance(encoding, ShawRelative) else encoding.pos_proj
+    q = _normal(query, "query", tables, length, encoding.head_dim, 0).to(like)
     # Scores of keys that are zero: the table alone.
     return encoding.logits(q, torch.zeros_like(q))[0]
 

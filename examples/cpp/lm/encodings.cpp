@@ -60,6 +60,7 @@ std::vector<Encoding> make_encodings() {
   const auto sandwich = [](const O& o) { return with_score(Sandwich(o.heads).ptr()); };
   const auto fire = [](const O& o) { return with_score(FIRE(o.heads).ptr()); };
   const auto shaw = [](const O& o) { return with_score(ShawRelative(head_dim(o), 16).ptr()); };
+  const auto transformer_xl = [](const O& o) { return with_score(TransformerXL(head_dim(o), o.heads).ptr()); };
   const auto rerope = [](const O& o) {
     return with_score(ReRoPE(ReRoPEOptions(head_dim(o)).window(o.context / 2)).ptr());
   };
@@ -90,6 +91,7 @@ std::vector<Encoding> make_encodings() {
       {.name = "sandwich", .title = "Sandwich", .attention = sandwich},
       {.name = "fire", .title = "FIRE", .attention = fire},
       {.name = "shaw", .title = "Shaw", .attention = shaw},
+      {.name = "transformer-xl", .title = "Transformer-XL", .attention = transformer_xl},
       {.name = "rerope", .title = "ReRoPE", .attention = rerope},
       {.name = "rerope-leaky", .title = "leaky ReRoPE", .attention = rerope_leaky},
       {.name = "self-extend", .title = "Self-Extend", .attention = self_extend},

@@ -108,6 +108,7 @@ ENCODINGS: dict[str, Encoding] = {
     "sandwich": Encoding("Sandwich", lambda s: Attend(score=encodings.Sandwich(s.heads))),
     "fire": Encoding("FIRE", lambda s: Attend(score=encodings.FIRE(s.heads))),
     "shaw": Encoding("Shaw", lambda s: Attend(score=encodings.ShawRelative(s.head_dim, 16))),
+    "transformer-xl": Encoding("Transformer-XL", lambda s: Attend(score=encodings.TransformerXL(s.head_dim, s.heads))),
     "rerope": Encoding("ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2))),
     "rerope-leaky": Encoding(
         "leaky ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2, leak=16.0))

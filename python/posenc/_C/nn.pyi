@@ -266,6 +266,17 @@ def shaw_relative_initial_bound(
     head_dim: int, max_distance: int, num_heads: int | None = None, values: bool = True
 ) -> float: ...
 
+class TransformerXL(_ScoreModule):
+    def __init__(
+        self, head_dim: int, num_heads: int, *, pos_dim: int | None = None, layout: str = "concatenated"
+    ) -> None: ...
+
+def transformer_xl_inv_freq(
+    head_dim: int, num_heads: int, pos_dim: int | None = None, layout: str = "concatenated"
+) -> Tensor: ...
+
+TRANSFORMER_XL_INITIAL_STD: float
+
 class ReRoPE(_ScoreModule):
     def __init__(
         self,

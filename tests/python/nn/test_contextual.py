@@ -1,4 +1,5 @@
-"""What ShawRelative, ReRoPE, SelfExtend and CoPE have in common: decoding, logits and lse, keywords, graphs."""
+"""What ShawRelative, TransformerXL, ReRoPE, SelfExtend and CoPE have in common: decoding, logits and lse, keywords,
+graphs."""
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ every_module = pytest.mark.parametrize("name", BUILD)
 FAMILY = {
     # always_causal, takes_positions, needs_gate_key, rotates
     "shaw": (False, True, False, False),
+    "transformer_xl": (False, True, False, False),
     "rerope": (False, True, False, True),
     "leaky_rerope": (False, True, False, True),
     "self_extend": (False, True, False, True),

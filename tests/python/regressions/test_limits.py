@@ -55,6 +55,8 @@ LARGE = {
     "Sinusoidal_axes": (lambda: nn.Sinusoidal(8, num_axes=2**62), "num_axes"),
     "LearnedAbsolute.resize": (lambda: nn.LearnedAbsolute(4, 8).resize(2**60), r"new_positions \* dim"),
     "LearnedAbsolute.resize_grid": (lambda: nn.LearnedAbsolute(4, 8).resize((2**40, 2**40)), r"rows \* columns \* dim"),
+    "TransformerXL": (lambda: nn.TransformerXL(2**20, 2**20), "pos_dim"),
+    "TransformerXL_pos_dim": (lambda: nn.TransformerXL(8, 2, pos_dim=2**40), "pos_dim"),
     "T5RelativeBias": (lambda: nn.T5RelativeBias(2, max_distance=2**40), "max_distance"),
     "T5RelativeBias_buckets": (lambda: nn.T5RelativeBias(2, num_buckets=2**40, max_distance=2**50), "num_buckets"),
     "XPos": (lambda: nn.XPos(2**40), "head_dim"),
@@ -75,6 +77,7 @@ LARGE_CPP = {
     "Rotary": lambda cpp: cpp.Rotary(2**40),
     "ShawRelative": lambda cpp: cpp.ShawRelative(8, LAST),
     "T5RelativeBias": lambda cpp: cpp.T5RelativeBias(2, max_distance=2**40),
+    "TransformerXL": lambda cpp: cpp.TransformerXL(2**20, 2**20),
     "XPos": lambda cpp: cpp.XPos(2**40),
 }
 

@@ -74,6 +74,12 @@ STACKS = [
     Stack("fire", lambda nn: [nn.FIRE(HEADS, hidden_dim=4, threshold=4.0)]),
     Stack("shaw", lambda nn: [nn.ShawRelative(HEAD_DIM, 3)]),
     Stack("shaw_keys_per_head", lambda nn: [nn.ShawRelative(HEAD_DIM, 3, num_heads=HEADS, values=False)]),
+    Stack("transformer_xl", lambda nn: [nn.TransformerXL(HEAD_DIM, HEADS)], reads_positions=True),
+    Stack(
+        "transformer_xl_interleaved",
+        lambda nn: [nn.TransformerXL(HEAD_DIM, HEADS, pos_dim=6, layout="interleaved")],
+        reads_positions=True,
+    ),
     Stack("rerope", lambda nn: [nn.ReRoPE(HEAD_DIM, 3)]),
     Stack("rerope_leaky", lambda nn: [nn.ReRoPE(HEAD_DIM, 3, leak=2.0)]),
     Stack("self_extend", lambda nn: [nn.SelfExtend(HEAD_DIM, group=2, window=4)]),
