@@ -278,9 +278,18 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
                       reach ? c10::str(*reach) : "none");
   }
   const auto rotary = members<RotaryEncoding>(encodings);
+  bool axial = !rotary.empty();
+  for (const auto* encoding : members<AbsoluteEncoding>(encodings)) {
+    const auto axes = encoding->position_axes();
+    axial = axial || axes;
+    TORCH_CHECK_VALUE(!axes || (positions && positions->dim() == 3 && positions->size(0) == *axes),
+                      "Attention: expected positions of shape (", axes.value_or(0),
+                      ", batch, length) for its absolute encoding, but got ",
+                      positions ? c10::str(positions->sizes()) : "none");
+  }
   if (positions && positions->dim() == 3) {
-    TORCH_CHECK_VALUE(!rotary.empty(),
-                      "Attention: expected a rotary encoding that takes positions of several axes, "
+    TORCH_CHECK_VALUE(axial,
+                      "Attention: expected a rotary or absolute encoding that takes positions of several axes, "
                       "beside positions of shape ",
                       positions->sizes());
   }
@@ -317,7 +326,8 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const AttentionForwardOpt
 
   at::Tensor embedded = x;
   for (auto* encoding : members<AbsoluteEncoding>(encodings)) {
-    embedded = encoding->embed(embedded, AbsoluteForwardOptions().positions(places).offset(places ? 0 : start));
+    const auto& own = encoding->position_axes() ? positions : places;
+    embedded = encoding->embed(embedded, AbsoluteForwardOptions().positions(own).offset(own ? 0 : start));
   }
   const int64_t width = head_width(options);
   at::Tensor q = normed(q_norm, q_proj->forward(embedded), width), k = normed(k_norm, k_proj->forward(embedded), width),

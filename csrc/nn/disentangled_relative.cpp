@@ -53,6 +53,7 @@ void DisentangledRelativeImpl::pretty_print(std::ostream& stream) const {
 
 void DisentangledRelativeImpl::add_terms(OpCall& op, const AttendOptions& /*call*/) {
   check_query("DisentangledRelative", op.query, options.head_dim(), options.num_heads());
+  check_free("DisentangledRelative", "rel_query", op.options.rel_query().has_value());
   const auto add = [&](std::optional<at::Tensor>& place, const char* name, const at::Tensor& table) {
     if (table.defined()) {
       check_dense("DisentangledRelative", name, table);

@@ -8,6 +8,27 @@
 #include <torch/nn/init.h>
 
 namespace posenc::nn {
+namespace {
+
+/// A module like `old` with another table.
+LearnedAbsolute resized(const LearnedAbsoluteImpl& old, std::vector<int64_t> size,
+                        const LearnedAbsoluteResizeOptions& how) {
+  absolute_ops::Resize resize{.size = std::move(size), .prefix = how.prefix()};
+  resize.mode = how.mode();
+  resize.align_corners = how.align_corners();
+  resize.antialias = how.antialias();
+  if (how.grid()) {
+    resize.grid.emplace(how.grid()->begin(), how.grid()->end());
+  }
+  const at::Tensor table = absolute_ops::resized_positions(old.weight.detach(), resize);
+  LearnedAbsolute module(table.size(0), table.size(1));
+  module->weight.set_data(table);
+  module->weight.set_requires_grad(old.weight.requires_grad());
+  module->train(old.is_training());
+  return module;
+}
+
+}  // namespace
 
 void check(const LearnedAbsoluteOptions& options) {
   check_options("LearnedAbsolute", options);
@@ -26,6 +47,15 @@ void LearnedAbsoluteImpl::reset_parameters() { torch::nn::init::normal_(weight, 
 
 void LearnedAbsoluteImpl::pretty_print(std::ostream& stream) const {
   print_options(stream, "LearnedAbsolute", options);
+}
+
+LearnedAbsolute LearnedAbsoluteImpl::resize(int64_t new_positions, const LearnedAbsoluteResizeOptions& how) const {
+  return resized(*this, {new_positions}, how);
+}
+
+LearnedAbsolute LearnedAbsoluteImpl::resize(LearnedAbsoluteResizeOptions::Grid new_grid,
+                                            const LearnedAbsoluteResizeOptions& how) const {
+  return resized(*this, {new_grid[0], new_grid[1]}, how);
 }
 
 at::Tensor LearnedAbsoluteImpl::forward(const at::Tensor& x, const AbsoluteForwardOptions& call) {

@@ -50,6 +50,7 @@ void ShawRelativeImpl::pretty_print(std::ostream& stream) const { print_options(
 
 void ShawRelativeImpl::add_terms(OpCall& op, const AttendOptions& /*call*/) {
   check_query("ShawRelative", op.query, options.head_dim(), options.num_heads());
+  check_free("ShawRelative", "rel_query", op.options.rel_query().has_value());
   add_table(op.options.rel_k(), rel_k, -2);
   if (rel_v.defined() && op.value.defined()) {
     check_width("ShawRelative", "value", op.value, options.head_dim());

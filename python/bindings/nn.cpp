@@ -274,6 +274,10 @@ void bind_modules(py::module_& m) {
   Bound<nn::DisentangledRelativeImpl>(m, "DisentangledRelative")
       .of_options("disentangled_relative_span", [](const auto& options) { return span_of(options); });
   m.attr("DISENTANGLED_RELATIVE_INITIAL_STD") = nn::DisentangledRelativeImpl::kInitialStd;
+  Bound<nn::TransformerXLImpl>(m, "TransformerXL").of_options("transformer_xl_inv_freq", [](const auto& options) {
+    return inv_freq(options);
+  });
+  m.attr("TRANSFORMER_XL_INITIAL_STD") = nn::TransformerXLImpl::kInitialStd;
   Bound<nn::ReRoPEImpl>(m, "ReRoPE", /*positional=*/2)
       .get("inv_freq", &nn::ReRoPEImpl::inv_freq)
       .get("far_inv_freq", &far_inv_freq);

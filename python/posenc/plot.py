@@ -27,6 +27,7 @@ from posenc.nn.rotary import Rotary, RotaryEncoding
 from posenc.nn.score import ScoreEncoding
 from posenc.nn.self_extend import SelfExtend
 from posenc.nn.shaw_relative import ShawRelative
+from posenc.nn.transformer_xl import TransformerXL
 from posenc.nn.xpos import XPos
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["bias", "embedding", "rotation"]
 
 _SEED = 0
+_RELATIVE = (ShawRelative, TransformerXL, DisentangledRelative)
 
 
 @torch.no_grad()
@@ -52,18 +54,18 @@ def bias(
 ) -> Axes:
     """Draws what a score encoding does over the distance, for the last query of ``length`` tokens.
 
-    ALiBi, T5, KERPLE, Sandwich, FIRE: what is added to the score, a line for each head. ShawRelative: the same, for
-    ``query``; DisentangledRelative: for ``query`` and ``key``; ForgettingBias: for ``x``. ReRoPE, SelfExtend: the
-    distance that scores see against the true one. CoPE: the position of each key (left axis) and its gate (bars, right
-    axis), for ``query`` and ``key``.
+    ALiBi, T5, KERPLE, Sandwich, FIRE: what is added to the score, a line for each head. ShawRelative, TransformerXL:
+    the same, for ``query``; DisentangledRelative: for ``query`` and ``key``; ForgettingBias: for ``x``. ReRoPE,
+    SelfExtend: the distance that scores see against the true one. CoPE: the position of each key (left axis) and its
+    gate (bars, right axis), for ``query`` and ``key``.
 
     Args:
         encoding: A score encoding of posenc.nn.
         length: Keys, in tokens.
         ax: Axes to draw into; None: those of a new figure.
         heads: Which heads to draw; None: all.
-        query: (H, length, D), for ShawRelative, DisentangledRelative and CoPE. None: standard normal numbers, the same
-            ones in every call, of as many heads as the encoding tells apart, else of one.
+        query: (H, length, D), for ShawRelative, TransformerXL, DisentangledRelative and CoPE. None: standard normal
+            numbers, the same ones in every call, of as many heads as the encoding tells apart, else of one.
         key: (G, length, D), for DisentangledRelative and CoPE, with G heads that divide the query's H. None: numbers as
             for ``query``.
         gate_key: As ``key``, for CoPE with ``gate="key"`` or ``"value"``; None: ``key``.
@@ -86,7 +88,7 @@ def bias(
         raise TypeError(
             f"plot.bias: expected an encoding of distances on one axis, but got {name}, whose places have two"
         )
-    contextual, tables = isinstance(encoding, CoPE), isinstance(encoding, (ShawRelative, DisentangledRelative))
+    contextual, tables = isinstance(encoding, CoPE), isinstance(encoding, _RELATIVE)
     _check_use("query", query, contextual or tables, name)
     _check_use("key", key, contextual or isinstance(encoding, DisentangledRelative), name)
     _check_use("gate_key", gate_key, contextual and encoding.gate != "logits", name)
@@ -99,7 +101,7 @@ def bias(
         return _draw_contextual(encoding, length, _axes(ax), heads, query, key, gate_key)
     if isinstance(encoding, ForgettingBias):
         return _draw_bias(encoding, _axes(ax), heads, _forgotten(encoding, length, x), ahead)
-    if isinstance(encoding, (AdditiveEncoding, ShawRelative, DisentangledRelative)):
+    if isinstance(encoding, (AdditiveEncoding, *_RELATIVE)):
         return _draw_bias(encoding, _axes(ax), heads, _added(encoding, length, query, key), ahead)
     raise TypeError(f"plot.bias: expected a score encoding of posenc.nn, but got {name}")
 
@@ -159,7 +161,7 @@ def embedding(encoding: AbsoluteEncoding, length: int, *, ax: Axes | None = None
         ax: Axes to draw into; None: those of a new figure.
 
     Raises:
-        ValueError: ``length`` is not positive, or more than a table holds.
+        ValueError: ``length`` is not positive, or more than a table holds, or positions have several axes.
         TypeError: ``encoding`` is no absolute encoding of posenc.nn.
         ImportError: matplotlib is missing.
 
@@ -171,6 +173,11 @@ def embedding(encoding: AbsoluteEncoding, length: int, *, ax: Axes | None = None
     if not isinstance(encoding, AbsoluteEncoding):
         raise TypeError(
             f"plot.embedding: expected an absolute encoding of posenc.nn, but got {type(encoding).__name__}"
+        )
+    if encoding.position_axes is not None:
+        raise ValueError(
+            f"plot.embedding: expected an encoding of one position axis, but got {type(encoding).__name__} over "
+            f"{encoding.position_axes}"
         )
     parameter = next(encoding.parameters(), None)
     zeros = (
@@ -238,7 +245,7 @@ def _normal(given: Tensor | None, name: str, heads: int, length: int, width: int
 
 
 def _added(
-    encoding: AdditiveEncoding | ShawRelative | DisentangledRelative,
+    encoding: AdditiveEncoding | ShawRelative | TransformerXL | DisentangledRelative,
     length: int,
     query: Tensor | None,
     key: Tensor | None,

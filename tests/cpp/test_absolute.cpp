@@ -15,6 +15,7 @@ using posenc::nn::CAPE;
 using posenc::nn::CAPEOptions;
 using posenc::nn::LearnedAbsolute;
 using posenc::nn::LearnedAbsoluteOptions;
+using posenc::nn::LearnedAbsoluteResizeOptions;
 using posenc::nn::Sinusoidal;
 using posenc::nn::SinusoidalLayout;
 using posenc::nn::SinusoidalOptions;
@@ -74,8 +75,8 @@ CAPE evaluated(const CAPEOptions& options) {
 }
 
 TEST(AbsoluteModules, Promises) {
-  for (const auto layout :
-       {SinusoidalLayout::kInterleaved, SinusoidalLayout::kConcatenated, SinusoidalLayout::kTensor2Tensor}) {
+  for (const auto layout : {SinusoidalLayout::kInterleaved, SinusoidalLayout::kConcatenated,
+                            SinusoidalLayout::kTensor2Tensor, SinusoidalLayout::kCosinesFirst}) {
     const auto options = SinusoidalOptions(7).layout(layout).base(500.0);
     expect_module_promises(Sinusoidal(options), Sinusoidal(options), 7);
   }
@@ -90,8 +91,9 @@ TEST(AbsoluteModules, Promises) {
 
 TEST(AbsoluteModules, PrettyPrintShowsEveryOption) {
   EXPECT_EQ(printed(Sinusoidal(SinusoidalOptions(8).base(500.0).layout(SinusoidalLayout::kTensor2Tensor))),
-            "posenc::nn::Sinusoidal(dim=8, base=500, layout=tensor2tensor)");
-  EXPECT_EQ(printed(Sinusoidal(8)), "posenc::nn::Sinusoidal(dim=8, base=10000, layout=interleaved)");
+            "posenc::nn::Sinusoidal(dim=8, base=500, layout=tensor2tensor, num_axes=1)");
+  EXPECT_EQ(printed(Sinusoidal(SinusoidalOptions(8).num_axes(2).layout(SinusoidalLayout::kCosinesFirst))),
+            "posenc::nn::Sinusoidal(dim=8, base=10000, layout=cosines_first, num_axes=2)");
   EXPECT_EQ(printed(LearnedAbsolute(16, 8)), "posenc::nn::LearnedAbsolute(max_positions=16, dim=8)");
   EXPECT_EQ(printed(CAPE(CAPEOptions(8).max_global_shift(2.0).centre(true))),
             "posenc::nn::CAPE(dim=8, max_global_shift=2, max_local_shift=0.5, max_global_scaling=1.03, base=10000, "
@@ -135,6 +137,134 @@ TEST(SinusoidalValues, Layouts) {
   const Sinusoidal other(SinusoidalOptions(9).layout(SinusoidalLayout::kTensor2Tensor));
   EXPECT_NEAR(other->inv_freq()[3].item<double>(), 1e-4, 1e-18);
   EXPECT_TRUE(torch::equal(Sinusoidal(other)->forward(torch::zeros({3, 9})).select(1, 8), torch::zeros({3})));
+}
+
+TEST(SinusoidalValues, CosinesFirstIsTheOrderOfTimeSteps) {
+  Sinusoidal module(SinusoidalOptions(5).layout(SinusoidalLayout::kCosinesFirst));
+  const auto y = module->forward(torch::zeros({1, 5}, torch::kDouble), at_positions(torch::tensor({7.5})));
+  const double slow = 7.5 * std::pow(10000.0, -0.5);
+  const auto expected =
+      torch::tensor({std::cos(7.5), std::cos(slow), std::sin(7.5), std::sin(slow), 0.0}, torch::kDouble);
+  EXPECT_TRUE(torch::allclose(y[0], expected, 0, 1e-12));
+}
+
+TEST(SinusoidalAxes, EachHasColumnsOfItsOwn) {
+  torch::manual_seed(0);
+  const auto options = SinusoidalOptions(12).num_axes(2).layout(SinusoidalLayout::kConcatenated);
+  Sinusoidal module(options), one(SinusoidalOptions(6).layout(SinusoidalLayout::kConcatenated));
+  EXPECT_EQ(module->position_axes(), 2);
+  EXPECT_EQ(one->position_axes(), std::nullopt);
+  EXPECT_TRUE(torch::equal(module->inv_freq(), one->inv_freq()));
+  const auto x = torch::randn({2, 3, 12});
+  const auto by_row = torch::randint(-5, 50, {2, 2, 3}), shared = by_row.select(1, 0);
+  const auto expected = [&](const torch::Tensor& positions) {
+    return torch::cat({one->forward(x.narrow(2, 0, 6), at_positions(positions[0])),
+                       one->forward(x.narrow(2, 6, 6), at_positions(positions[1]))},
+                      2);
+  };
+  EXPECT_TRUE(torch::equal(module->forward(x, at_positions(by_row)), expected(by_row)));
+  EXPECT_TRUE(torch::equal(module->forward(x, at_positions(shared)), expected(shared)));
+  EXPECT_TRUE(torch::equal(module->forward(x[0], at_positions(shared)), expected(shared)[0]));
+}
+
+TEST(SinusoidalAxes, PositionsMustBeGivenAndFit) {
+  Sinusoidal module(SinusoidalOptions(8).num_axes(2));
+  const auto x = torch::zeros({3, 5, 8});
+  expect_error([&] { module->forward(x); }, "with 2 axes, which have no default");
+  expect_error([&] { module->forward(x, at_positions(torch::zeros({3, 5}))); }, "with 2 axes, but got [3, 5]");
+  expect_error([&] { module->forward(x, at_positions(torch::zeros({2, 4}))); }, "with length 5, but got [2, 4]");
+  expect_error([&] { module->forward(x, at_positions(torch::zeros({2, 2, 5}))); }, "with batch 1 or 3, but got");
+  expect_error([] { Sinusoidal(SinusoidalOptions(10).num_axes(2)); },
+               "Sinusoidal: expected dim to be a multiple of 2 * num_axes = 4, but got 10");
+  expect_error([] { Sinusoidal(SinusoidalOptions(8).num_axes(0)); }, "expected num_axes to be at least 1, but got 0");
+}
+
+TEST(SinusoidalAxes, AttentionHandsThemPositionsOfSeveralAxes) {
+  torch::manual_seed(0);
+  Sinusoidal encoding(SinusoidalOptions(16).num_axes(2));
+  posenc::nn::Attention block(posenc::nn::AttentionOptions(16, 2).is_causal(false).with(encoding));
+  const auto x = torch::randn({2, 5, 16}), positions = torch::randint(0, 9, {2, 2, 5});
+  const auto call = [](const torch::Tensor& p) { return posenc::nn::AttentionForwardOptions().positions(p); };
+  const auto y = block->forward(x, call(positions));
+  EXPECT_FALSE(torch::allclose(y, block->forward(x, call(positions.flip(0)))));
+  posenc::nn::Attention plain(posenc::nn::AttentionOptions(16, 2).is_causal(false));
+  {
+    const torch::NoGradGuard no_grad;
+    const auto theirs = block->parameters();
+    auto mine = plain->parameters();
+    for (size_t i = 0; i < mine.size(); ++i) {
+      mine[i].copy_(theirs[i]);
+    }
+  }
+  EXPECT_TRUE(torch::equal(plain->forward(encoding->forward(x, at_positions(positions))), y));
+  expect_error([&] { block->forward(x); }, "expected positions of shape (2, batch, length) for its absolute encoding");
+  expect_error([&] { block->forward(x, call(torch::arange(5))); }, "for its absolute encoding, but got [5]");
+}
+
+using Grid = LearnedAbsoluteResizeOptions::Grid;
+
+/// Rows of an image, interpolated by torch.
+torch::Tensor interpolated(const torch::Tensor& rows, Grid from, Grid to, bool cubic) {
+  namespace F = torch::nn::functional;
+  auto options = F::InterpolateFuncOptions().size(std::vector<int64_t>{to[0], to[1]}).align_corners(false);
+  if (cubic) {
+    options.mode(torch::kBicubic);
+  } else {
+    options.mode(torch::kBilinear);
+  }
+  const auto image = rows.t().reshape({1, rows.size(1), from[0], from[1]});
+  return F::interpolate(image, options)[0].flatten(1).t();
+}
+
+TEST(LearnedAbsoluteResize, GridsAreImagesBehindThePrefix) {
+  torch::manual_seed(0);
+  LearnedAbsolute module(1 + 16, 3);
+  const auto prefix = LearnedAbsoluteResizeOptions().prefix(1);
+  const auto rows = module->weight.detach().narrow(0, 1, 16);
+  auto resized = module->resize({5, 2}, prefix);
+  EXPECT_EQ(resized->options.max_positions(), 11);
+  EXPECT_TRUE(torch::equal(resized->weight[0], module->weight[0]));
+  EXPECT_TRUE(torch::allclose(resized->weight.narrow(0, 1, 10), interpolated(rows, {4, 4}, {5, 2}, true), 0, 1e-6));
+  auto given = prefix;
+  const auto linear = module->resize({3, 3}, given.grid(Grid{2, 8}).mode("bilinear"));
+  EXPECT_TRUE(torch::allclose(linear->weight.narrow(0, 1, 9), interpolated(rows, {2, 8}, {3, 3}, false), 0, 1e-6));
+  EXPECT_TRUE(torch::equal(module->resize({4, 4}, prefix)->weight, module->weight));
+
+  // The new module is one like any other: its parameter is registered, learns and leaves the old one alone.
+  resized->forward(torch::ones({11, 3})).square().sum().backward();
+  EXPECT_TRUE((resized->weight.grad() != 0).all().item<bool>());
+  EXPECT_FALSE(module->weight.grad().defined());
+  EXPECT_TRUE(resized->parameters()[0].is_same(resized->weight));
+  EXPECT_EQ(resized->parameters()[0].size(0), 11);
+}
+
+TEST(LearnedAbsoluteResize, ANumberOfPositionsIsALine) {
+  torch::manual_seed(0);
+  LearnedAbsolute module(2 + 6, 3);
+  module->to(torch::kDouble);
+  module->eval();
+  module->weight.set_requires_grad(false);
+  const auto resized = module->resize(20, LearnedAbsoluteResizeOptions().prefix(2));
+  namespace F = torch::nn::functional;
+  const auto line = module->weight.narrow(0, 2, 6).t().unsqueeze(0);
+  const auto options =
+      F::InterpolateFuncOptions().size(std::vector<int64_t>{18}).mode(torch::kLinear).align_corners(false);
+  const auto expected = torch::cat({module->weight.narrow(0, 0, 2), F::interpolate(line, options)[0].t()});
+  EXPECT_TRUE(torch::allclose(resized->weight, expected, 0, 1e-12));
+  EXPECT_EQ(resized->weight.scalar_type(), torch::kDouble);
+  EXPECT_FALSE(resized->weight.requires_grad());
+  EXPECT_FALSE(resized->is_training());
+}
+
+TEST(LearnedAbsoluteResize, WhatHasNoMeaningIsRefusedByName) {
+  LearnedAbsolute module(10, 3);
+  const auto how = [] { return LearnedAbsoluteResizeOptions(); };
+  expect_error([&] { module->resize({3, 3}); }, "LearnedAbsolute.resize: expected grid=(rows, columns), as the 10");
+  expect_error([&] { module->resize({3, 3}, how().grid(Grid{3, 3})); }, "expected grid to be the (rows, columns)");
+  expect_error([&] { module->resize({3, 3}, how().prefix(10)); }, "expected prefix from 0 to 9");
+  expect_error([&] { module->resize(20, how().mode("bicubic")); }, "expected mode to be 'linear'");
+  expect_error([&] { module->resize(20, how().antialias(true)); }, "expected antialias only beside a new grid");
+  expect_error([&] { module->resize({3, 0}, how().prefix(1)); }, "at least 1 row and 1 column, but got [3, 0]");
 }
 
 TEST(LearnedAbsoluteBounds, APositionOutsideNamesTheLimit) {

@@ -17,8 +17,6 @@ using posenc::nn::CoPEGate;
 using posenc::nn::CoPEOptions;
 using posenc::nn::DisentangledRelative;
 using posenc::nn::DisentangledRelativeOptions;
-using posenc::nn::DisentangledRelative;
-using posenc::nn::DisentangledRelativeOptions;
 using posenc::nn::ReRoPE;
 using posenc::nn::ReRoPEOptions;
 using posenc::nn::ScoreEncoding;
@@ -26,6 +24,9 @@ using posenc::nn::SelfExtend;
 using posenc::nn::SelfExtendOptions;
 using posenc::nn::ShawRelative;
 using posenc::nn::ShawRelativeOptions;
+using posenc::nn::TransformerXL;
+using posenc::nn::TransformerXLLayout;
+using posenc::nn::TransformerXLOptions;
 
 constexpr int64_t kHeads = 4, kGroups = 2, kWidth = 8;
 
@@ -111,6 +112,10 @@ TEST(ContextualModules, Promises) {
   expect_module_promises(ShawRelative(scores_only), ShawRelative(scores_only), causal);
   const auto deberta = DisentangledRelativeOptions(kWidth, kHeads, 7).buckets(4);
   expect_module_promises(DisentangledRelative(deberta), DisentangledRelative(deberta), causal);
+  const auto sorted = TransformerXLOptions(kWidth, kHeads);
+  expect_module_promises(TransformerXL(sorted), TransformerXL(sorted), causal);
+  const auto turns = TransformerXLOptions(kWidth, kHeads).pos_dim(6).layout(TransformerXLLayout::kInterleaved);
+  expect_module_promises(TransformerXL(turns), TransformerXL(turns), causal);
   const auto plain = ReRoPEOptions(kWidth, 3).log_scale_length(4);
   expect_module_promises(ReRoPE(plain), ReRoPE(plain), {});
   const auto leaky = ReRoPEOptions(kWidth, 3).leak(2.5).interleaved(true);
@@ -130,6 +135,8 @@ TEST(ContextualModules, FamilyFacts) {
   EXPECT_TRUE(SelfExtend(8)->takes_positions());
   EXPECT_FALSE(ShawRelative(8, 2)->rotates());
   EXPECT_FALSE(ShawRelative(8, 2)->always_causal());
+  EXPECT_FALSE(TransformerXL(8, 2)->always_causal());
+  EXPECT_TRUE(TransformerXL(8, 2)->takes_positions());
   EXPECT_TRUE(CoPE(8, 4)->always_causal());
   EXPECT_FALSE(CoPE(8, 4)->takes_positions());
   EXPECT_FALSE(CoPE(8, 4)->needs_gate_key());
@@ -144,6 +151,10 @@ TEST(ContextualModules, PrettyPrintShowsEveryOption) {
   EXPECT_EQ(printed(DisentangledRelative(DisentangledRelativeOptions(8, 4, 12).buckets(8).p2c(false))),
             "posenc::nn::DisentangledRelative(head_dim=8, num_heads=4, max_distance=12, buckets=8, c2p=true, "
             "p2c=false)");
+  EXPECT_EQ(printed(TransformerXL(8, 4)),
+            "posenc::nn::TransformerXL(head_dim=8, num_heads=4, pos_dim=32, layout=concatenated)");
+  EXPECT_EQ(printed(TransformerXL(TransformerXLOptions(8, 4).pos_dim(6).layout(TransformerXLLayout::kInterleaved))),
+            "posenc::nn::TransformerXL(head_dim=8, num_heads=4, pos_dim=6, layout=interleaved)");
   EXPECT_EQ(printed(ReRoPE(8)), "posenc::nn::ReRoPE(head_dim=8, window=512, base=10000, interleaved=false)");
   EXPECT_EQ(printed(ReRoPE(ReRoPEOptions(8, 4).leak(16.0).base(500.0).interleaved(true).log_scale_length(64))),
             "posenc::nn::ReRoPE(head_dim=8, window=4, leak=16, base=500, interleaved=true, log_scale_length=64)");
@@ -174,6 +185,11 @@ TEST(ContextualModules, WrongOptionsAndCallsNameTheModule) {
   expect_error([&] { shaw->attend(narrow, k, v); }, "ShawRelative: expected query of shape");
   expect_error([&] { shaw->attend(q, k, v); }, "with num_heads 3, but got [2, 4, 5, 8]");
   expect_error([&] { ReRoPE(kWidth)->attend(narrow, k, v); }, "ReRoPE: expected query of shape");
+  TransformerXL relative(kWidth, 3);
+  expect_error([&] { relative->attend(narrow, k, v); }, "TransformerXL: expected query of shape");
+  expect_error([&] { relative->logits(q, k); }, "with num_heads 3, but got [2, 4, 5, 8]");
+  expect_error([] { TransformerXL(3, 3); },
+               "TransformerXL: expected pos_dim, num_heads * head_dim, to be even, but got 9");
   CoPE cope(kWidth, 4);
   expect_error([&] { cope->attend(narrow, k, v); }, "CoPE: expected query of shape");
 
@@ -182,6 +198,7 @@ TEST(ContextualModules, WrongOptionsAndCallsNameTheModule) {
   expect_error([&] { ShawRelative(kWidth, 2)->attend(q, k, v, gated); }, "ShawRelative: expected no gate_key");
   expect_error([&] { DisentangledRelative(kWidth, kHeads, 2)->attend(q, k, v, gated); },
                "DisentangledRelative: expected no gate_key");
+  expect_error([&] { TransformerXL(kWidth, kHeads)->attend(q, k, v, gated); }, "TransformerXL: expected no gate_key");
   expect_error([&] { ReRoPE(kWidth)->attend(q, k, v, gated); }, "ReRoPE: expected no gate_key");
   expect_error([&] { SelfExtend(kWidth)->logits(q, k, gated); }, "SelfExtend: expected no gate_key");
   expect_error([&] { cope->attend(q, k, v, gated); }, "CoPE: expected no gate_key with gate='logits'");
@@ -275,6 +292,62 @@ TEST(PiecewiseModules, NothingFarIsRotary) {
       torch::allclose(SelfExtend(SelfExtendOptions(kWidth).window(9))->attend(q, k, v), expected, 1e-12, 1e-12));
   EXPECT_TRUE(torch::allclose(SelfExtend(SelfExtendOptions(kWidth).group(1).window(2))->attend(q, k, v), expected,
                               1e-12, 1e-12));
+}
+
+TEST(TransformerXL, TheFormulaOfThePaper) {
+  torch::manual_seed(0);
+  const auto heads = operands(3, 5);
+  const auto [q, k] = std::pair(heads.q[1], heads.k[1]);
+  for (const bool interleaved : {false, true}) {
+    const auto layout = interleaved ? TransformerXLLayout::kInterleaved : TransformerXLLayout::kConcatenated;
+    auto module = with_parameters(TransformerXL(TransformerXLOptions(kWidth, kHeads).pos_dim(4).layout(layout)));
+    const auto expect_formula = [&](const AttendOptions& call, const torch::Tensor& i_at, const torch::Tensor& j_at) {
+      const auto scores = module->logits(heads.q, heads.k, call)[1];
+      for (int64_t h = 0; h < kHeads; ++h) {
+        const auto weight = module->pos_proj.narrow(0, h * kWidth, kWidth);
+        for (int64_t i = 0; i < 3; ++i) {
+          for (int64_t j = 0; j < 5; ++j) {
+            // Distances are the query's position minus the key's.
+            const auto n = static_cast<double>(i_at[i].item<int64_t>() - j_at[j].item<int64_t>()), slow = n * 0.01;
+            const std::vector<double> columns{std::sin(n), interleaved ? std::cos(n) : std::sin(slow),
+                                              interleaved ? std::sin(slow) : std::cos(n), std::cos(slow)};
+            const auto r = weight.mv(torch::tensor(columns, torch::kDouble));
+            const auto query = q[h][i], key = k[h * kGroups / kHeads][j];
+            const auto score = (query + module->content_bias[h]).dot(key) + (query + module->position_bias[h]).dot(r);
+            EXPECT_NEAR(scores[h][i][j].item<double>(), score.item<double>() / std::sqrt(1.0 * kWidth), 1e-11);
+          }
+        }
+      }
+    };
+    expect_formula({}, torch::arange(2, 5), torch::arange(5));
+    const auto i = torch::arange(3) * 4, j = torch::arange(5) + 20;
+    expect_formula(AttendOptions().q_positions(i).k_positions(j), i, j);
+  }
+}
+
+TEST(TransformerXL, WhatHidesKeysChangesNoScoreOfTheOthers) {
+  torch::manual_seed(0);
+  const auto heads = operands(6, 6);
+  auto module = with_parameters(TransformerXL(kWidth, kHeads));
+  const auto everything = module->logits(heads.q, heads.k);
+  const auto blocks = torch::tensor({{0, 0, 0, -1, 1, 1}}, torch::kLong).expand({2, 6});
+  for (const auto& call :
+       {AttendOptions().window(3), AttendOptions().window(2).is_causal(true), AttendOptions().is_causal(true),
+        AttendOptions().window_left(1).window_right(3), AttendOptions().is_causal(true).block_ids(blocks)}) {
+    const auto some = module->logits(heads.q, heads.k, call);
+    const auto seen = some.isfinite();
+    EXPECT_LT(seen.sum().item<int64_t>(), seen.numel());
+    EXPECT_TRUE(torch::allclose(some.masked_select(seen), everything.masked_select(seen), 1e-12, 1e-12));
+  }
+}
+
+TEST(TransformerXL, InitialParameters) {
+  torch::manual_seed(0);
+  TransformerXL module(64, 8);
+  for (auto& parameter : module->parameters()) {
+    EXPECT_NEAR(parameter.std().item<double>(), 0.02, 0.002);
+  }
+  EXPECT_EQ(module->pos_proj.sizes(), at::IntArrayRef({512, 512}));
 }
 
 TEST(ShawRelative, InitialBound) {

@@ -449,6 +449,7 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair("T5", [] { return layer_options().with(T5RelativeBias(kLayerHeads)); }),
         std::pair("Fire", [] { return layer_options().with(FIRE(FIREOptions(kLayerHeads).threshold(60.0))); }),
         std::pair("Shaw", [] { return layer_options().with(Rotary(kHeadDim), ShawRelative(kHeadDim, 9)); }),
+        std::pair("TransformerXL", [] { return layer_options().with(TransformerXL(kHeadDim, kLayerHeads)); }),
         std::pair("ReRoPE", [] { return layer_options().with(ReRoPE(ReRoPEOptions(kHeadDim, 30).leak(4.0))); }),
         std::pair("SelfExtend",
                   [] { return layer_options().with(SelfExtend(SelfExtendOptions(kHeadDim).group(4).window(30))); }),

@@ -101,6 +101,7 @@ TEST(RegressionSurgery, WhatIsRegisteredWithinAModuleIsNotReset) {
     EXPECT_TRUE(probe->weight.eq(7).all().template item<bool>()) << module->name();
   };
   untouched(ShawRelative(8, 4));
+  untouched(TransformerXL(8, 2));
   untouched(FIRE(2));
   untouched(CoPE(8, 4));
   untouched(Kerple(2));

@@ -75,6 +75,7 @@ TEST(TokenState, IsRefusedByEncodingsThatDoNotTakeIt) {
   refused(*ALiBi(kHeads), "ALiBi");
   refused(*FIRE(kHeads), "FIRE");
   refused(*ShawRelative(8, 2), "ShawRelative");
+  refused(*TransformerXL(8, kHeads), "TransformerXL");
   refused(*ReRoPE(8), "ReRoPE");
   refused(*CoPE(8, 4), "CoPE");
   refused(*ForgettingBias(8, kHeads), "ForgettingBias");

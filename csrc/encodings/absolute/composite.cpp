@@ -21,7 +21,7 @@ Tensor counted(const Place& place, const c10::SymInt& length, const at::TensorOp
 
 /// Attention Is All You Need (arXiv 1706.03762), section 3.5: sin and cos of position * inv_freq[k], (.., T, dim).
 Tensor sinusoids(const char* module, const Tensor& x, const Place& place, const Tensor& inv_freq, int64_t dim,
-                 bool interleaved) {
+                 const Columns& order = {}) {
   check_dense(module, "inv_freq", inv_freq);
   TORCH_CHECK_VALUE(inv_freq.dim() == 1, module, ": expected inv_freq of shape (pairs), but got ",
                     inv_freq.sym_sizes());
@@ -34,16 +34,33 @@ Tensor sinusoids(const char* module, const Tensor& x, const Place& place, const 
                                                     .offset(place.offset)
                                                     .offsets(place.offsets)
                                                     .dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
-  const Tensor columns = interleaved ? at::stack({sin, cos}, -1).flatten(-2).narrow(-1, 0, std::min(2 * pairs, dim))
-                                     : at::cat({sin, cos.narrow(-1, 0, std::min(pairs, dim - pairs))}, -1);
+  const Tensor columns = order.interleaved
+                             ? at::stack({sin, cos}, -1).flatten(-2).narrow(-1, 0, std::min(2 * pairs, dim))
+                         : order.cosines_first ? at::cat({cos, sin}, -1)
+                                               : at::cat({sin, cos.narrow(-1, 0, std::min(pairs, dim - pairs))}, -1);
   return 2 * pairs < dim ? at::constant_pad_nd(columns, {0, dim - 2 * pairs}) : columns;
 }
 
+/// sinusoids() of each axis of positions (A, ..), one after the other, each dim/A wide.
+Tensor sinusoids_by_axis(const char* module, const Tensor& x, const Tensor& positions, const Tensor& inv_freq,
+                         int64_t dim, const Columns& order) {
+  const Place rows{positions.flatten(0, -2), 0, std::nullopt};
+  const Tensor each = sinusoids(module, x, rows, inv_freq, dim / order.num_axes, order);
+  c10::SymDimVector sizes(positions.sym_sizes());
+  sizes.push_back(dim / order.num_axes);
+  return each.view_symint(sizes).movedim(0, -2).flatten(-2);
+}
+
 Tensor sinusoidal_composite(const Tensor& x, const OptionalTensor& positions, const Tensor& inv_freq, int64_t dim,
-                            bool interleaved, c10::SymInt offset, const OptionalTensor& offsets) {
+                            bool interleaved, bool cosines_first, int64_t num_axes, c10::SymInt offset,
+                            const OptionalTensor& offsets) {
+  const char* module = "Sinusoidal";
+  const Columns order{interleaved, cosines_first, num_axes};
   const Place place{positions, std::move(offset), offsets};
-  check_call("Sinusoidal", x, dim, place, inv_freq, /*floating_positions=*/true);
-  return plus(x, sinusoids("Sinusoidal", x, place, inv_freq, dim, interleaved));
+  check_axes(module, dim, num_axes);
+  check_call(module, x, dim, place, inv_freq, /*floating_positions=*/true, num_axes);
+  return plus(x, num_axes == 1 ? sinusoids(module, x, place, inv_freq, dim, order)
+                               : sinusoids_by_axis(module, x, *positions, inv_freq, dim, order));
 }
 
 Tensor learned_composite(const Tensor& x, const OptionalTensor& positions, const Tensor& weight, c10::SymInt offset,
@@ -108,7 +125,33 @@ Tensor cape_composite(const Tensor& x, const OptionalTensor& positions, const Te
     }
     place = Place{training ? augmented(p, x, augmentation) : p, 0, std::nullopt};
   }
-  return plus(x, sinusoids("CAPE", x, place, inv_freq, dim, /*interleaved=*/true));
+  return plus(x, sinusoids("CAPE", x, place, inv_freq, dim));
+}
+
+/// Rows behind the prefix as an image (1, dim, rows, columns), interpolated as torch.nn.functional.interpolate does.
+Tensor interpolated_grid(const Tensor& rows, at::IntArrayRef from, at::IntArrayRef to, const std::string& mode,
+                         bool align_corners, bool antialias) {
+  const Tensor image = rows.t().unflatten(-1, from).unsqueeze(0);
+  const bool cubic = mode == "bicubic";
+  const Tensor resized = antialias ? (cubic ? at::_upsample_bicubic2d_aa(image, to, align_corners)
+                                            : at::_upsample_bilinear2d_aa(image, to, align_corners))
+                         : cubic   ? at::upsample_bicubic2d(image, to, align_corners)
+                                   : at::upsample_bilinear2d(image, to, align_corners);
+  return resized.squeeze(0).flatten(1).t();
+}
+
+Tensor resized_positions_composite(const Tensor& weight, at::IntArrayRef size, int64_t prefix,
+                                   at::OptionalIntArrayRef grid, std::optional<c10::string_view> mode,
+                                   bool align_corners, bool antialias) {
+  const ResizeRule rule = check_resize(weight, size, prefix, grid, mode, antialias);
+  const Tensor kept = weight.narrow(0, 0, prefix);
+  // 16-bit interpolation would round its coefficients.
+  const bool wide = weight.scalar_type() == at::kDouble;
+  const Tensor rows = weight.narrow(0, prefix, rule.old_rows).to(wide ? at::kDouble : at::kFloat);
+  const Tensor resized =
+      size.size() == 2 ? interpolated_grid(rows, rule.old_grid, size, rule.mode, align_corners, antialias)
+                       : at::upsample_linear1d(rows.t().unsqueeze(0), {size[0] - prefix}, align_corners).squeeze(0).t();
+  return at::cat({kept, resized.to(weight.scalar_type())});
 }
 
 Tensor checked_positions_kernel(const Tensor& positions, c10::SymInt max_positions) {
@@ -130,6 +173,7 @@ POSENC_COMPOSITES(m) {
   m.impl("_add_sinusoidal", &sinusoidal_composite);
   m.impl("_add_learned", &learned_composite);
   m.impl("_add_cape", &cape_composite);
+  m.impl("_resized_positions", &resized_positions_composite);
 }
 
 POSENC_LIBRARY_IMPL(CompositeExplicitAutograd, m) { m.impl("_checked_positions", &checked_positions_kernel); }

@@ -11,7 +11,7 @@ POSENC_LIBRARY_FRAGMENT(m) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   m.def(
       "_add_sinusoidal(Tensor x, Tensor? positions, Tensor inv_freq, int dim, *, bool interleaved=True, "
-      "SymInt offset=0, Tensor? offsets=None) -> Tensor",
+      "bool cosines_first=False, int num_axes=1, SymInt offset=0, Tensor? offsets=None) -> Tensor",
       tags);
   m.def("_add_learned(Tensor x, Tensor? positions, Tensor weight, *, SymInt offset=0, Tensor? offsets=None) -> Tensor",
         tags);
@@ -20,15 +20,21 @@ POSENC_LIBRARY_FRAGMENT(m) {
       "float max_local_shift, float max_global_scaling, bool centre=False, SymInt offset=0, Tensor? offsets=None) -> "
       "Tensor",
       {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
+  m.def(
+      "_resized_positions(Tensor weight, int[] size, *, int prefix=0, int[]? grid=None, str? mode=None, "
+      "bool align_corners=False, bool antialias=False) -> Tensor",
+      tags);
   m.def("_checked_positions(Tensor positions, SymInt max_positions) -> Tensor", tags);
 }
 
 }  // namespace
 
-Tensor add_sinusoidal(const Tensor& x, const Place& place, const Tensor& inv_freq, int64_t dim, bool interleaved) {
-  static const auto op = find_op<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, int64_t, bool, c10::SymInt,
-                                        const OptionalTensor&)>("posenc::_add_sinusoidal");
-  return op.call(x, place.positions, inv_freq, dim, interleaved, place.offset, place.offsets);
+Tensor add_sinusoidal(const Tensor& x, const Place& place, const Tensor& inv_freq, int64_t dim,
+                      const Columns& columns) {
+  static const auto op = find_op<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, int64_t, bool, bool,
+                                        int64_t, c10::SymInt, const OptionalTensor&)>("posenc::_add_sinusoidal");
+  return op.call(x, place.positions, inv_freq, dim, columns.interleaved, columns.cosines_first, columns.num_axes,
+                 place.offset, place.offsets);
 }
 
 Tensor add_learned(const Tensor& x, const Place& place, const Tensor& weight) {
@@ -45,6 +51,13 @@ Tensor add_cape(const Tensor& x, const Place& place, const Tensor& inv_freq, int
   const Augmentation a = augmentation.value_or(Augmentation{0.0, 0.0, 1.0});
   return op.call(x, place.positions, inv_freq, dim, augmentation.has_value(), a.max_global_shift, a.max_local_shift,
                  a.max_global_scaling, centre, place.offset, place.offsets);
+}
+
+Tensor resized_positions(const Tensor& weight, const Resize& r) {
+  static const auto op = find_op<Tensor(const Tensor&, at::IntArrayRef, int64_t, at::OptionalIntArrayRef,
+                                        std::optional<c10::string_view>, bool, bool)>("posenc::_resized_positions");
+  const at::OptionalIntArrayRef grid = r.grid ? at::OptionalIntArrayRef(*r.grid) : std::nullopt;
+  return op.call(weight, r.size, r.prefix, grid, r.mode, r.align_corners, r.antialias);
 }
 
 Tensor checked_positions(const Tensor& positions, c10::SymInt max_positions) {

@@ -43,23 +43,24 @@ std::pair<Tensor, Tensor> ends(const OptionalTensor& positions, const Span& span
   return {smallest, largest};
 }
 
-/// The largest distance from a query to a key of its row, hidden keys included. Positions that are given are read.
-c10::SymInt radius(const char* module, const Span& span) {
+}  // namespace
+
+Reach reach(const char* module, const Span& span) {
   constexpr int64_t kMost = int64_t{1} << 24;
   const c10::SymInt q_len = span.query.sym_size(2), k_len = span.key.sym_size(2);
   if (!span.q_positions && !span.k_positions) {
-    return q_len.max(k_len).max(1) - 1;
+    return {k_len.max(1) - 1, q_len.max(1) - 1};
   }
   if (holds(q_len.sym_eq(0)) || holds(k_len.sym_eq(0)) || holds(span.query.sym_size(0).sym_eq(0))) {
-    return 0;
+    return {0, 0};
   }
   const auto [q_first, q_last] = ends(span.q_positions, span, k_len - q_len, q_len);
   const auto [k_first, k_last] = ends(span.k_positions, span, 0, k_len);
   const auto largest = [&](at::ScalarType type) {
-    return at::maximum(q_last.to(type) - k_first.to(type), k_last.to(type) - q_first.to(type)).max();
+    return at::stack({(q_last.to(type) - k_first.to(type)).max(), (k_last.to(type) - q_first.to(type)).max()});
   };
   // Integers far apart overflow.
-  const double about = largest(at::kDouble).item<double>();
+  const double about = largest(at::kDouble).max().item<double>();
   TORCH_CHECK_VALUE(
       about <= kMost, module, ": expected positions within ", kMost,
       " tokens of each other in each row, masked keys included, as a table holds every distance, but got a "
@@ -67,7 +68,16 @@ c10::SymInt radius(const char* module, const Span& span) {
       static_cast<int64_t>(std::min(about, 9e18)),
       ": give masked keys positions near the others', and sequences that are packed into a row positions "
       "that restart");
-  return std::max<int64_t>(largest(at::kLong).item<int64_t>(), 0);
+  const Tensor ends = largest(at::kLong).clamp_min(0).cpu();
+  return {ends[0].item<int64_t>(), ends[1].item<int64_t>()};
+}
+
+namespace {
+
+/// The largest distance from a query to a key of its row, hidden keys included. Positions that are given are read.
+c10::SymInt radius(const char* module, const Span& span) {
+  const auto [before, after] = reach(module, span);
+  return before.max(after);
 }
 
 Tensor alibi_composite(const Tensor& slopes, const Tensor& query, const Tensor& key) {

@@ -25,6 +25,12 @@ struct Span {
   OptionalTensor k_positions;
 };
 
+/// How far keys lie before and after the queries of their row, in tokens, hidden keys included; each at least 0.
+struct Reach {
+  c10::SymInt before;
+  c10::SymInt after;
+};
+
 /// What FIRE learns: c and threshold (1), and the layers of its MLP, 1 -> hidden -> heads.
 struct FireParameters {
   Tensor c;
@@ -40,6 +46,9 @@ std::vector<double> alibi_slope_list(int64_t num_heads);
 
 /// Raises unless T5's buckets exist for these numbers.
 void check_buckets(const char* op, int64_t num_buckets, int64_t max_distance, bool bidirectional);
+
+/// The reach of a span. Positions that are given are read; ones more than 2^24 tokens apart raise.
+Reach reach(const char* module, const Span& span);
 
 // Each of the following is float32 (float64 beside a float64 query) and raises unless the query has as many heads as
 // the encoding. Tables (H, 2R+1) are the distance_bias of posenc::attention().

@@ -23,4 +23,5 @@
 #include <posenc/nn/shaw_relative.h>
 #include <posenc/nn/sinusoidal.h>
 #include <posenc/nn/t5_relative_bias.h>
+#include <posenc/nn/transformer_xl.h>
 #include <posenc/nn/xpos.h>

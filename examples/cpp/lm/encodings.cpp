@@ -64,6 +64,7 @@ std::vector<Encoding> make_encodings() {
     return with_score(
         DisentangledRelative(DisentangledRelativeOptions(head_dim(o), o.heads, o.context).buckets(16)).ptr());
   };
+  const auto transformer_xl = [](const O& o) { return with_score(TransformerXL(head_dim(o), o.heads).ptr()); };
   const auto rerope = [](const O& o) {
     return with_score(ReRoPE(ReRoPEOptions(head_dim(o)).window(o.context / 2)).ptr());
   };
@@ -95,6 +96,7 @@ std::vector<Encoding> make_encodings() {
       {.name = "fire", .title = "FIRE", .attention = fire},
       {.name = "shaw", .title = "Shaw", .attention = shaw},
       {.name = "deberta", .title = "DeBERTa", .attention = deberta},
+      {.name = "transformer-xl", .title = "Transformer-XL", .attention = transformer_xl},
       {.name = "rerope", .title = "ReRoPE", .attention = rerope},
       {.name = "rerope-leaky", .title = "leaky ReRoPE", .attention = rerope_leaky},
       {.name = "self-extend", .title = "Self-Extend", .attention = self_extend},

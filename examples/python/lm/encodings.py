@@ -111,6 +111,7 @@ ENCODINGS: dict[str, Encoding] = {
     "deberta": Encoding(
         "DeBERTa", lambda s: Attend(score=encodings.DisentangledRelative(s.head_dim, s.heads, s.context, buckets=16))
     ),
+    "transformer-xl": Encoding("Transformer-XL", lambda s: Attend(score=encodings.TransformerXL(s.head_dim, s.heads))),
     "rerope": Encoding("ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2))),
     "rerope-leaky": Encoding(
         "leaky ReRoPE", lambda s: Attend(score=encodings.ReRoPE(s.head_dim, s.context // 2, leak=16.0))

@@ -83,7 +83,7 @@ class _AbsoluteModule(_Module):
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0) -> Tensor: ...
 
 class Sinusoidal(_AbsoluteModule):
-    def __init__(self, dim: int, *, base: float = 10000.0, layout: str = "interleaved") -> None: ...
+    def __init__(self, dim: int, *, base: float = 10000.0, layout: str = "interleaved", num_axes: int = 1) -> None: ...
     def inv_freq(self) -> Tensor: ...
 
 class LearnedAbsolute(_AbsoluteModule):
@@ -293,6 +293,17 @@ def disentangled_relative_span(
 ) -> int: ...
 
 DISENTANGLED_RELATIVE_INITIAL_STD: float
+
+class TransformerXL(_ScoreModule):
+    def __init__(
+        self, head_dim: int, num_heads: int, *, pos_dim: int | None = None, layout: str = "concatenated"
+    ) -> None: ...
+
+def transformer_xl_inv_freq(
+    head_dim: int, num_heads: int, pos_dim: int | None = None, layout: str = "concatenated"
+) -> Tensor: ...
+
+TRANSFORMER_XL_INITIAL_STD: float
 
 class ReRoPE(_ScoreModule):
     def __init__(

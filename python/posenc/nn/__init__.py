@@ -36,6 +36,7 @@ from posenc.nn.self_extend import SelfExtend
 from posenc.nn.shaw_relative import ShawRelative
 from posenc.nn.sinusoidal import Sinusoidal
 from posenc.nn.t5_relative_bias import T5RelativeBias
+from posenc.nn.transformer_xl import TransformerXL
 from posenc.nn.xpos import XPos
 
 cpp = _C.nn
@@ -55,6 +56,7 @@ __all__ = [
     "MultimodalRotary",
     "Rotary",
     "Sinusoidal",
+    "TransformerXL",
     "XPos",
     "CoPE",
     "DecomposedRelative",

@@ -29,8 +29,9 @@ class Attention(Encoding):
 
     Positions say where tokens are. Absolute and rotary encodings use them, so do distances in scores, and so does the
     causal mask: query i sees key j where ``positions[j] <= positions[i]``. Encodings that count for themselves (CoPE,
-    ForgettingBias) are causal by index instead. So is a layer whose positions have several axes: those go to the rotary
-    encodings alone, and absolute ones then count by index. Positions that restart within a row need ``segment_ids``.
+    ForgettingBias) are causal by index instead. So is a layer whose positions have several axes: those go to rotary and
+    absolute encodings over several axes alone, and other absolute ones count by index. Positions that restart within a
+    row need ``segment_ids``.
 
     What a score encoding makes of each token of ``x``, :meth:`ScoreEncoding.token_state`, comes after the absolute
     encodings; a cache stores it.
@@ -207,7 +208,7 @@ class Attention(Encoding):
 
         Args:
             x: (B, T, embed_dim); with a cache, the new tokens.
-            positions: (T) or (B, T), or for rotary encodings over several axes (A, B, T). None: ``arange(T)``; after
+            positions: (T) or (B, T), or for encodings over several axes (A, B, T). None: ``arange(T)``; after
                 cached tokens ``cache.length`` and on, or where those came with positions, what follows the largest
                 of each row.
             key_mask: (B, Tk) bool, True where a key may be attended; with a cache Tk counts cached and new keys, those
@@ -244,7 +245,8 @@ class Attention(Encoding):
         # Where tokens are on the one axis of distances and causality.
         places = None if positions is not None and positions.dim() == 3 else positions
         for encoding in self._members(AbsoluteEncoding):
-            x = encoding(x, places, offset=start if places is None else 0)
+            own = places if encoding.position_axes is None else positions
+            x = encoding(x, own, offset=start if own is None else 0)
 
         q = self._normed(self.q_norm, self.q_proj(x))
         k = self._normed(self.k_norm, self.k_proj(x))
@@ -380,8 +382,11 @@ class Attention(Encoding):
                 f"{list(x.shape)}"
             )
         rotary = self._members(RotaryEncoding)
+        axial = [own.position_axes for own in self._members(AbsoluteEncoding) if own.position_axes is not None]
         if positions is not None:
-            self._check_positions(positions, x, rotary)
+            self._check_positions(positions, x, rotary, axial)
+        elif axial:
+            raise _misplaced(axial[0], None)
         reach = self.window
         if isinstance(reach, tuple):
             reach = None if reach[0] is None else reach[0] + 1
@@ -396,7 +401,7 @@ class Attention(Encoding):
                 "queries differently: give the rotary encoding seq_len, one length for all calls"
             )
 
-    def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding]) -> None:
+    def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding], axial: list[int]) -> None:
         check_dense("Attention", "positions", positions)
         shape, dims = list(positions.shape), positions.dim()
         fits = 1 <= dims <= 3 and shape[-1] == x.shape[1] and (dims == 1 or shape[-2] in (1, x.shape[0]))
@@ -416,10 +421,13 @@ class Attention(Encoding):
                 "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, whose "
                 f"distances have one axis, but got {shape}"
             )
-        if dims == 3 and not rotary:
+        for own in axial:
+            if dims != 3 or shape[0] != own:
+                raise _misplaced(own, shape)
+        if dims == 3 and not rotary and not axial:
             raise ValueError(
-                "Attention: expected a rotary encoding that takes positions of several axes, beside positions of shape "
-                f"{shape}"
+                "Attention: expected a rotary or absolute encoding that takes positions of several axes, beside "
+                f"positions of shape {shape}"
             )
         for encoding in rotary:
             axes = encoding.position_axes
@@ -428,6 +436,14 @@ class Attention(Encoding):
                 raise ValueError(
                     f"Attention: expected positions of shape {expected} for its rotary encoding, but got {shape}"
                 )
+
+
+def _misplaced(axes: int, shape: list[int] | None) -> ValueError:
+    """The error of a call without positions over the axes of an absolute encoding."""
+    got = "none" if shape is None else shape
+    return ValueError(
+        f"Attention: expected positions of shape ({axes}, batch, length) for its absolute encoding, but got {got}"
+    )
 
 
 def _without_first(mask: Tensor | None, keys: int) -> Tensor | None:

@@ -44,7 +44,7 @@ class OpCall:
             there = self.keywords.get(name)
             if there is not None and name in _SUMS:
                 term = there + term
-            elif there is not None and name in _TABLES:
+            elif there is not None and name in _TABLES and not ("rel_query" in self.keywords and name == "rel_k"):
                 term = _sum_of_tables(there, term, _TABLES[name])
             elif there is not None:
                 raise ValueError(

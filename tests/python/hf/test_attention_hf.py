@@ -83,6 +83,68 @@ def test_image_blocks_of_gemma_3():
     expect_equal(ours, posenc.ops.attention(q, k, v, attn_mask=mask), (q, k, v))
 
 
+def attend_of(encoding, u, v, pos_proj):
+    """The encoding with the very parameters of a model, so that gradients reach them."""
+    encoding.content_bias, encoding.position_bias, encoding.pos_proj = u, v, pos_proj
+    return encoding.attend
+
+
+def test_transformer_xl_is_the_attention_of_wav2vec2_conformer():
+    from transformers import Wav2Vec2ConformerConfig
+    from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as modeling
+
+    torch.manual_seed(0)
+    config = Wav2Vec2ConformerConfig(
+        hidden_size=HEADS * WIDTH,
+        num_attention_heads=HEADS,
+        position_embeddings_type="relative",
+        attention_dropout=0.0,
+        attn_implementation="eager",
+    )
+    layer = modeling.Wav2Vec2ConformerSelfAttention(config).eval()
+    torch.nn.init.normal_(layer.pos_bias_u)
+    torch.nn.init.normal_(layer.pos_bias_v)
+    x = torch.randn(2, TOKENS, HEADS * WIDTH, requires_grad=True)
+    theirs = layer(x, relative_position_embeddings=modeling.Wav2Vec2ConformerRelPositionalEmbedding(config)(x))[0]
+    encoding = posenc.nn.TransformerXL(WIDTH, HEADS, layout="interleaved")
+    attend = attend_of(encoding, layer.pos_bias_u, layer.pos_bias_v, layer.linear_pos.weight)
+    q, k, v = (
+        linear(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        for linear in (layer.linear_q, layer.linear_k, layer.linear_v)
+    )
+    ours = layer.linear_out(attend(q, k, v).transpose(1, 2).flatten(2))
+    expect_equal(ours, theirs, (x, *(p for p in layer.parameters() if p.requires_grad)), scale=60)
+
+
+def test_transformer_xl_is_the_attention_of_parakeet():
+    """With fewer key heads than query heads."""
+    from transformers import ParakeetEncoderConfig
+    from transformers.models.parakeet import modeling_parakeet as modeling
+
+    torch.manual_seed(0)
+    config = ParakeetEncoderConfig(
+        hidden_size=HEADS * WIDTH,
+        num_attention_heads=HEADS,
+        num_key_value_heads=GROUPS,
+        attention_dropout=0.0,
+        attn_implementation="eager",
+    )
+    config.num_key_value_heads = GROUPS
+    layer = modeling.ParakeetEncoderAttention(config, 0).eval()
+    torch.nn.init.normal_(layer.bias_u)
+    torch.nn.init.normal_(layer.bias_v)
+    x = torch.randn(2, TOKENS, HEADS * WIDTH, requires_grad=True)
+    theirs, _ = layer(x, modeling.ParakeetEncoderRelPositionalEncoding(config)(x))
+    encoding = posenc.nn.TransformerXL(WIDTH, HEADS, layout="interleaved")
+    attend = attend_of(encoding, layer.bias_u, layer.bias_v, layer.relative_k_proj.weight)
+    q, k, v = (
+        linear(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for linear in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    assert (q.shape[1], k.shape[1]) == (HEADS, GROUPS)
+    ours = layer.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+    expect_equal(ours, theirs, (x, *layer.parameters()), scale=60)
+
+
 def test_conformer():
     """Wav2Vec2-Conformer's relative attention, from its own projections."""
     from transformers import Wav2Vec2ConformerConfig

@@ -18,7 +18,7 @@ BUILD = {
 }
 every_module = pytest.mark.parametrize("name", BUILD)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_layout = pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
+every_layout = pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor", "cosines_first"])
 
 
 def encoding(module, positions, dtype=torch.float32):
@@ -208,6 +208,13 @@ def test_registration():
     for op, args, options in [
         (ops._add_sinusoidal.default, (x, positions, inv_freq, 5), {}),
         (ops._add_sinusoidal.default, (x, None, inv_freq, 5), {"offset": 3, "interleaved": False}),
+        (
+            ops._add_sinusoidal.default,
+            (x[..., :4], torch.stack([positions, positions]), Sinusoidal(2).inv_freq, 4),
+            {"num_axes": 2, "interleaved": False, "cosines_first": True},
+        ),
+        (ops._resized_positions.default, (weight, [3, 2]), {"prefix": 2, "grid": [2, 2], "mode": "bilinear"}),
+        (ops._resized_positions.default, (weight, [9]), {"prefix": 1}),
         (ops._add_learned.default, (x, None, weight.requires_grad_()), {"offset": 2}),
         (ops._add_learned.default, (x, positions, weight), {}),
         (ops._add_cape.default, (x, positions, inv_freq, 5), {**cape, "centre": True}),
@@ -285,6 +292,15 @@ def test_wrong_options(package):
         (
             lambda: package.Sinusoidal(1, layout="tensor2tensor"),
             "Sinusoidal: expected dim to be at least 2 in the layout",
+        ),
+        (
+            lambda: package.Sinusoidal(1, layout="cosines_first"),
+            "Sinusoidal: expected dim to be at least 2 in the layout cosines_first, but got 1",
+        ),
+        (lambda: package.Sinusoidal(8, num_axes=0), "Sinusoidal: expected num_axes to be at least 1, but got 0"),
+        (
+            lambda: package.Sinusoidal(10, num_axes=2),
+            r"Sinusoidal: expected dim to be a multiple of 2 \* num_axes = 4, but got 10",
         ),
         (lambda: package.Sinusoidal(8, base=0.0), "Sinusoidal: expected base to be positive and finite, but got 0"),
         (lambda: package.Sinusoidal(8, layout="half"), "Sinusoidal: expected layout to be 'interleaved', .* 'half'"),

@@ -114,6 +114,18 @@ COMBINATIONS = {
         ValueError,
         "ShawRelative.* num_heads 4, .* but got 1",
     ),
+    "TransformerXL of other widths": (
+        lambda nn: [nn.TransformerXL(4, 4)],
+        {},
+        ValueError,
+        "TransformerXL.* head_dim 8, .* got 4",
+    ),
+    "TransformerXL of other heads": (
+        lambda nn: [nn.TransformerXL(HEAD_DIM, 2)],
+        {},
+        ValueError,
+        "TransformerXL.* num_heads 4, .* but got 2",
+    ),
     "ReRoPE of other widths": (lambda nn: [nn.ReRoPE(4)], {}, ValueError, "ReRoPE.* head_dim 8, .* but got 4"),
     "SelfExtend of other widths": (
         lambda nn: [nn.SelfExtend(4)],

@@ -31,6 +31,8 @@ LISTS = {
         nn.CoPE(WIDTH, 5, gate="key"),
         nn.ALiBi(HEADS),
     ],
+    "transformer-xl, alibi": lambda: [nn.TransformerXL(WIDTH, HEADS), nn.ALiBi(HEADS)],
+    "swin, alibi": lambda: [nn.GridRelativeBias(HEADS, (3, 3)), nn.ALiBi(HEADS)],
     "rerope, t5": lambda: [nn.ReRoPE(WIDTH, 4), nn.T5RelativeBias(HEADS, scale=None)],
 }
 
@@ -151,6 +153,14 @@ def test_what_cannot_act_together_is_refused(which):
 CALLS = {
     "CoPE twice": (lambda: [nn.CoPE(WIDTH, 5), nn.CoPE(WIDTH, 4)], "CoPE: expected no other encoding with pos_emb"),
     "FIRE twice": (lambda: [nn.FIRE(HEADS), nn.FIRE(HEADS)], "FIRE: expected no other encoding with fire_rate"),
+    "Shaw and Transformer-XL": (
+        lambda: [nn.ShawRelative(WIDTH, 3), nn.TransformerXL(WIDTH, HEADS)],
+        "TransformerXL: expected no other encoding with rel_k",
+    ),
+    "SAM and Swin": (
+        lambda: [nn.DecomposedRelative(WIDTH, (3, 3)), nn.GridRelativeBias(HEADS, (3, 3))],
+        "GridRelativeBias: expected no other encoding with places on two axes",
+    ),
     "CoPE and ReRoPE": (lambda: [nn.CoPE(WIDTH, 5), nn.ReRoPE(WIDTH, 4)], "q_far"),
 }
 

@@ -1,4 +1,5 @@
-"""What ShawRelative, ReRoPE, SelfExtend and CoPE have in common: decoding, logits and lse, keywords, graphs."""
+"""What ShawRelative, TransformerXL, ReRoPE, SelfExtend and CoPE have in common: decoding, logits and lse, keywords,
+graphs."""
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ FAMILY = {
     # always_causal, takes_positions, needs_gate_key, rotates
     "shaw": (False, True, False, False),
     "disentangled": (False, True, False, False),
+    "transformer_xl": (False, True, False, False),
     "rerope": (False, True, False, True),
     "leaky_rerope": (False, True, False, True),
     "self_extend": (False, True, False, True),

@@ -1,4 +1,5 @@
-"""What ShawRelative, ReRoPE, SelfExtend and CoPE refuse, in Python and C++, and that the messages name the module."""
+"""What ShawRelative, TransformerXL, ReRoPE, SelfExtend and CoPE refuse, in Python and C++, and that the messages
+name the module."""
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ every_package = pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAG
 CLASS = {
     "shaw": "ShawRelative",
     "disentangled": "DisentangledRelative",
+    "transformer_xl": "TransformerXL",
     "rerope": "ReRoPE",
     "leaky_rerope": "ReRoPE",
     "self_extend": "SelfExtend",
@@ -22,6 +24,14 @@ OPTIONS = {
         ((0, 2), {}, "expected head_dim to be at least 1, but got 0"),
         ((8, -1), {}, "expected max_distance to be at least 0, but got -1"),
         ((8, 2), {"num_heads": 0}, "expected num_heads to be at least 1, but got 0"),
+    ],
+    "TransformerXL": [
+        ((0, 2), {}, "expected head_dim to be at least 1, but got 0"),
+        ((8, 0), {}, "expected num_heads to be at least 1, but got 0"),
+        ((8, 2), {"pos_dim": 0}, "expected pos_dim to be at least 1, but got 0"),
+        ((8, 2), {"pos_dim": 7}, "expected pos_dim, to be even, but got 7"),
+        ((3, 3), {}, r"expected pos_dim, num_heads \* head_dim, to be even, but got 9"),
+        ((8, 2), {"layout": "turns"}, "expected layout to be 'concatenated' or 'interleaved', but got 'turns'"),
     ],
     "ReRoPE": [
         ((0,), {}, "expected head_dim to be at least 1, but got 0"),
@@ -72,7 +82,7 @@ def test_head_width(name, package):
 
 
 @every_package
-@pytest.mark.parametrize("name", ["shaw", "cope"])
+@pytest.mark.parametrize("name", ["shaw", "transformer_xl", "cope"])
 def test_head_count(name, package):
     module, (q, k, v) = BUILD[name](package), heads_of(5, 5, heads=HEADS + 2, dtype=torch.float32)
     for call in (lambda: module.attend(q, k, v), lambda: module.logits(q, k)):

@@ -39,9 +39,8 @@ def test_arguments_of_another_type_are_named(case):
 
 
 def test_names_that_an_option_does_not_have_are_refused_with_those_that_it_has():
-    with pytest.raises(
-        ValueError, match="^Sinusoidal: expected layout to be 'interleaved', 'concatenated' or 'tensor2t"
-    ):
+    names = "'interleaved', 'concatenated', 'tensor2tensor' or 'cosines_first'"
+    with pytest.raises(ValueError, match=f"^Sinusoidal: expected layout to be {names}, but got 'mixed'"):
         cpp.Sinusoidal(4, layout="mixed")
 
 

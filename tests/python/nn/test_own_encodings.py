@@ -18,6 +18,7 @@ SCORES = {
     "ALiBi": lambda: nn.ALiBi(4),
     "FIRE": lambda: nn.FIRE(4),
     "Shaw": lambda: nn.ShawRelative(8, 4),
+    "TransformerXL": lambda: nn.TransformerXL(8, 4),
     "ReRoPE": lambda: nn.ReRoPE(8, 4),
     "CoPE": lambda: nn.CoPE(8, 4),
     "ForgettingBias": lambda: nn.ForgettingBias(16, 4),

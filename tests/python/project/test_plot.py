@@ -27,6 +27,7 @@ SCORES = {
     "FIRE": lambda: nn.FIRE(4),
     "ShawRelative": lambda: nn.ShawRelative(8, 5, num_heads=4),
     "DisentangledRelative": lambda: nn.DisentangledRelative(8, 4, 12, buckets=8),
+    "TransformerXL": lambda: nn.TransformerXL(8, 4),
     "ReRoPE": lambda: nn.ReRoPE(8, 6),
     "SelfExtend": lambda: nn.SelfExtend(8, group=4, window=8),
     "CoPE": lambda: nn.CoPE(8, 6),
@@ -127,6 +128,22 @@ def test_table_of_shaw_for_a_query():
         row = query[2, -1] if distance >= 0 else query[2, 0]
         expected.append(row @ table[2 + max(-2, min(2, -distance))] / 2.0)
     assert_line(axes, "head 2", range(-4, 5), torch.stack(expected))
+
+
+def test_rows_of_transformer_xl_for_a_query():
+    encoding = nn.TransformerXL(4, 2, pos_dim=6)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    query = torch.randn(2, 5, 4)
+    axes = plot.bias(encoding, 5, query=query, ahead=True, heads=[1])
+    v, weight = encoding.position_bias[1].detach(), encoding.pos_proj[4:].detach()
+    expected = []
+    for distance in range(-4, 5):
+        row = query[1, -1] if distance >= 0 else query[1, 0]
+        angles = distance * encoding.inv_freq
+        expected.append((row + v) @ weight @ torch.cat([angles.sin(), angles.cos()]).float() / 2.0)
+    assert_line(axes, "head 1", range(-4, 5), torch.stack(expected))
 
 
 @pytest.mark.parametrize("kind", ["fox", "cable"])

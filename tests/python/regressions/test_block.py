@@ -61,6 +61,7 @@ def test_positions_may_repeat_in_any_order_and_broadcast(stack):
 # that its position logits are made of are turned.
 ABSOLUTE = {
     "sinusoidal",
+    "sinusoidal_axes",
     "learned_absolute",
     "cape",
     "fire",

@@ -63,6 +63,11 @@ LARGE = {
     "ShawRelative": (lambda: nn.ShawRelative(8, LAST), "max_distance"),
     "ShawRelative_heads": (lambda: nn.ShawRelative(2**30, 2**30, num_heads=2**10), r"num_heads \* \(2 \* max_distance"),
     "Sinusoidal": (lambda: nn.Sinusoidal(2**40), "dim"),
+    "Sinusoidal_axes": (lambda: nn.Sinusoidal(8, num_axes=2**62), "num_axes"),
+    "LearnedAbsolute.resize": (lambda: nn.LearnedAbsolute(4, 8).resize(2**60), r"new_positions \* dim"),
+    "LearnedAbsolute.resize_grid": (lambda: nn.LearnedAbsolute(4, 8).resize((2**40, 2**40)), r"rows \* columns \* dim"),
+    "TransformerXL": (lambda: nn.TransformerXL(2**20, 2**20), "pos_dim"),
+    "TransformerXL_pos_dim": (lambda: nn.TransformerXL(8, 2, pos_dim=2**40), "pos_dim"),
     "T5RelativeBias": (lambda: nn.T5RelativeBias(2, max_distance=2**40), "max_distance"),
     "T5RelativeBias_buckets": (lambda: nn.T5RelativeBias(2, num_buckets=2**40, max_distance=2**50), "num_buckets"),
     "XPos": (lambda: nn.XPos(2**40), "head_dim"),
@@ -86,6 +91,7 @@ LARGE_CPP = {
     "Rotary": lambda cpp: cpp.Rotary(2**40),
     "ShawRelative": lambda cpp: cpp.ShawRelative(8, LAST),
     "T5RelativeBias": lambda cpp: cpp.T5RelativeBias(2, max_distance=2**40),
+    "TransformerXL": lambda cpp: cpp.TransformerXL(2**20, 2**20),
     "XPos": lambda cpp: cpp.XPos(2**40),
 }
 

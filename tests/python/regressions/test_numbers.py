@@ -38,8 +38,9 @@ MODULES = {
     nn.Sandwich: {"num_heads": 4, "dim": 8},
     nn.SelfExtend: {"head_dim": 8, "group": 2, "window": 4, "base": 1000.0},
     nn.ShawRelative: {"head_dim": 8, "max_distance": 4, "num_heads": 4},
-    nn.Sinusoidal: {"dim": 8, "base": 1000.0},
+    nn.Sinusoidal: {"dim": 8, "base": 1000.0, "num_axes": 2},
     nn.T5RelativeBias: {"num_heads": 4, "num_buckets": 8, "max_distance": 16, "scale": 2.0},
+    nn.TransformerXL: {"head_dim": 8, "num_heads": 4, "pos_dim": 16},
     nn.XPos: {"head_dim": 8, "base": 1000.0, "scale_base": 256.0, "centre": 2.0},
 }  # fmt: skip
 SCALINGS = {

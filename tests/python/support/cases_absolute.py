@@ -64,6 +64,8 @@ def _cape(name, dim, positions=None, training=False, **options) -> Case:
 
 # The second row restarts and repeats.
 BY_ROW = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [9, 0, 0, 1, 2, 7, 3]])
+# Rows, columns and times of the tokens of every batch row.
+GRID = torch.tensor([[0, 0, 0, 1, 1, 1, 2], [0, 1, 2, 0, 1, 2, 0], [5, 5, 5, 5, 9, 9, 9]])
 
 SINUSOIDAL_CASES = [
     _sinusoidal("sinusoidal", 8),
@@ -74,6 +76,11 @@ SINUSOIDAL_CASES = [
     _sinusoidal("sinusoidal_concatenated_odd", 7, BY_ROW, layout="concatenated"),
     _sinusoidal("sinusoidal_tensor2tensor", 8, BY_ROW, layout="tensor2tensor"),
     _sinusoidal("sinusoidal_tensor2tensor_odd", 7, layout="tensor2tensor", base=500.0),
+    _sinusoidal("sinusoidal_cosines_first", 8, BY_ROW + 0.5, layout="cosines_first"),
+    _sinusoidal("sinusoidal_cosines_first_odd", 7, layout="cosines_first", base=500.0),
+    _sinusoidal("sinusoidal_axes", 12, torch.stack([BY_ROW, BY_ROW.flip(1)]), num_axes=2),
+    _sinusoidal("sinusoidal_axes_shared", 12, GRID, num_axes=3, layout="concatenated", base=100.0),
+    _sinusoidal("sinusoidal_axes_cosines_first", 8, GRID[:2] / 2, num_axes=2, layout="cosines_first"),
 ]
 
 LEARNED_ABSOLUTE_CASES = [

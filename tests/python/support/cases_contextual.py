@@ -1,4 +1,4 @@
-"""ShawRelative, ReRoPE, SelfExtend, CoPE and ForgettingBias under test, through attend."""
+"""ShawRelative, TransformerXL, ReRoPE, SelfExtend, CoPE and ForgettingBias under test, through attend."""
 
 import torch
 
@@ -70,6 +70,21 @@ def _disentangled(name, max_distance, call=None, **options) -> Case:
         ),
         parameters=tuple(tables),
         call=call,
+    )
+
+
+def _transformer_xl(name, call=None, **options) -> Case:
+    call = call or {}
+    layout = options.get("layout", "concatenated")
+    return _case(
+        name,
+        "TransformerXL",
+        (WIDTH, HEADS),
+        options,
+        lambda p, q, k, v: contextual_reference.transformer_xl(q, k, v, p, layout=layout, **call),
+        parameters=("content_bias", "position_bias", "pos_proj"),
+        call=call,
+        rounds_within=True,
     )
 
 
@@ -175,6 +190,13 @@ DISENTANGLED_CASES = [
     _disentangled("disentangled_p2c", 20, RESTARTING, buckets=8, c2p=False),
 ]
 
+TRANSFORMER_XL_CASES = [
+    _transformer_xl("transformer_xl"),
+    _transformer_xl("transformer_xl_interleaved", {"scale": 0.4}, layout="interleaved"),
+    _transformer_xl("transformer_xl_causal", {"is_causal": True, "key_mask": LEFT_PADDED}, pos_dim=6),
+    _transformer_xl("transformer_xl_window", {"window": 3, "segment_ids": SEGMENTS}, pos_dim=2, layout="interleaved"),
+]
+
 REROPE_CASES = [
     _rerope("rerope", 3),
     _rerope("rerope_interleaved", 2, {"key_mask": LEFT_PADDED}, interleaved=True, base=500.0),
@@ -209,4 +231,12 @@ FORGETTING_CASES = [
     _forgetting("cable_packed", {"segment_ids": SEGMENTS, "window": 3}, kind="cable"),
 ]
 
-CASES = SHAW_CASES + DISENTANGLED_CASES + REROPE_CASES + SELF_EXTEND_CASES + COPE_CASES + FORGETTING_CASES
+CASES = (
+    SHAW_CASES
+    + TRANSFORMER_XL_CASES
+    + DISENTANGLED_CASES
+    + REROPE_CASES
+    + SELF_EXTEND_CASES
+    + COPE_CASES
+    + FORGETTING_CASES
+)

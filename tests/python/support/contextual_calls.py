@@ -13,6 +13,7 @@ HEADS, GROUPS, WIDTH = 4, 2, 8
 BUILD = {
     "shaw": lambda package=nn: package.ShawRelative(WIDTH, 3, num_heads=HEADS),
     "disentangled": lambda package=nn: package.DisentangledRelative(WIDTH, HEADS, 7, buckets=4),
+    "transformer_xl": lambda package=nn: package.TransformerXL(WIDTH, HEADS, pos_dim=6, layout="interleaved"),
     "rerope": lambda package=nn: package.ReRoPE(WIDTH, 3, log_scale_length=4),
     "leaky_rerope": lambda package=nn: package.ReRoPE(WIDTH, 3, leak=2.5),
     "self_extend": lambda package=nn: package.SelfExtend(WIDTH, group=3, window=4),
@@ -56,7 +57,7 @@ def build(name, dtype=torch.float64):
 
 def causal(name) -> dict:
     """What makes a call of this module causal."""
-    return {"is_causal": True} if name in ("shaw", "disentangled") else {}
+    return {"is_causal": True} if name in ("shaw", "disentangled", "transformer_xl") else {}
 
 
 def assert_equals(actual, expected, inputs) -> None:

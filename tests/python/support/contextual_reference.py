@@ -1,5 +1,5 @@
-"""Plain float64 references for ShawRelative, ReRoPE, SelfExtend, CoPE and ForgettingBias, written from the papers,
-pair by pair.
+"""Plain float64 references for ShawRelative, TransformerXL, ReRoPE, SelfExtend, CoPE and ForgettingBias, written from
+the papers, pair by pair.
 
 Nothing here imports posenc. Queries are (B, H, Tq, D), keys (B, G, Tk, D), values (B, G, Tk, Dv); torch float64
 throughout, so that autograd gives reference gradients.
@@ -149,6 +149,41 @@ def disentangled(
             scores.append(score.squeeze(-1))
     scores = torch.stack(scores).view(batch, q_len, heads, -1).transpose(1, 2)
     scores = scores * (1 / math.sqrt(width * terms) if scale is None else scale)
+    return attention(scores, visible(q, k, is_causal=is_causal, **seen), v)
+
+
+# Transformer-XL, arXiv 1901.02860, section 3.3
+
+
+def transformer_xl_rows(distances, pos_proj, layout) -> torch.Tensor:
+    """W R_n for distances n = i - j (..): (.., H * D), with the columns of the authors' code or of Conformers."""
+    width = pos_proj.shape[1]
+    angles = [distances.double() * 10000.0 ** (-2 * k / width) for k in range(width // 2)]
+    sines, cosines = [a.sin() for a in angles], [a.cos() for a in angles]
+    columns = sines + cosines
+    if layout == "interleaved":
+        columns = [column for pair in zip(sines, cosines, strict=True) for column in pair]
+    return torch.stack(columns, -1) @ pos_proj.T
+
+
+def transformer_xl_scores(q, k, u, v, pos_proj, *, layout="concatenated", scale=None, **positions) -> torch.Tensor:
+    """(q_i + u) . k_j + (q_i + v) . (W R_{i-j}) of each head."""
+    batch, heads, q_len, width = q.shape
+    q_default, k_default = default_positions(q_len, k.shape[2])
+    i = by_row(positions.get("q_positions", q_default), batch)
+    j = by_row(positions.get("k_positions", k_default), batch)
+    rows = transformer_xl_rows(i[:, :, None] - j[:, None, :], pos_proj, layout)  # (B, Tq, Tk, H * D)
+    rows = rows.unflatten(-1, (heads, width)).permute(0, 3, 1, 2, 4)
+    content = (q + u.unsqueeze(1)) @ for_heads(k, heads).transpose(-1, -2)
+    position = ((q + v.unsqueeze(1)).unsqueeze(3) * rows).sum(-1)
+    return (content + position) * scale_of(q, scale)
+
+
+def transformer_xl(q, k, v, parameters, *, layout="concatenated", scale=None, is_causal=False, **seen) -> torch.Tensor:
+    """With content_bias, position_bias and pos_proj among the parameters."""
+    learned = (parameters["content_bias"], parameters["position_bias"], parameters["pos_proj"])
+    positions = {name: seen[name] for name in ("q_positions", "k_positions") if name in seen}
+    scores = transformer_xl_scores(q, k, *learned, layout=layout, scale=scale, **positions)
     return attention(scores, visible(q, k, is_causal=is_causal, **seen), v)
 
 

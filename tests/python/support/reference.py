@@ -187,11 +187,19 @@ def multimodal_axes(sections, interleaved_sections: bool) -> list[int]:
     return axes
 
 
-def sinusoidal(positions, dim: int, *, base=10000.0, layout="interleaved") -> torch.Tensor:
+def sinusoidal(positions, dim: int, *, base=10000.0, layout="interleaved", num_axes=1) -> torch.Tensor:
     """PE[p, 2k] = sin(p / base^(2k/d)), PE[p, 2k+1] = cos(the same) (arXiv 1706.03762, section 3.5), column by column;
     positions (..) -> (.., d). "concatenated" sorts sines before cosines. "tensor2tensor" is timing_signal_1d of that
-    library: floor(d/2) of each, exponents k / (floor(d/2) - 1), and zeros in the last column of an odd d."""
+    library: floor(d/2) of each, exponents k / (floor(d/2) - 1), and zeros in the last column of an odd d.
+    "cosines_first" is timestep_embedding of GLIDE: the same with exponents k / floor(d/2), cosines before sines.
+    Several axes of positions (A, ..) have d/A columns each, one axis after the other."""
     p = positions.double()
+    if num_axes > 1:
+        return torch.cat([sinusoidal(axis, dim // num_axes, base=base, layout=layout) for axis in p], -1)
+    if layout == "cosines_first":
+        angles = [p * base ** (-k / (dim // 2)) for k in range(dim // 2)]
+        padding = [torch.zeros_like(p)] * (dim % 2)
+        return torch.stack([a.cos() for a in angles] + [a.sin() for a in angles] + padding, -1)
     if layout == "tensor2tensor":
         count, last = dim // 2, max(dim // 2 - 1, 1)
         frequencies = [base ** (-k / last) for k in range(count)]

@@ -100,7 +100,7 @@ struct AttentionOptions {
 
 /// Options of a call to Attention.
 struct AttentionForwardOptions {
-  /// (T) or (B, T), or for rotary encodings over several axes (A, B, T). Absent: 0 and on; after cached tokens the
+  /// (T) or (B, T), or for encodings over several axes (A, B, T). Absent: 0 and on; after cached tokens the
   /// cache's length and on, or where those came with positions, what follows the largest of each row.
   TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
   /// (B, Tk) bool, true where a key may be attended; with a cache Tk counts cached and new keys, those that have left
@@ -129,8 +129,8 @@ struct AttentionForwardOptions {
 ///
 /// Positions say where tokens are, for absolute and rotary encodings, for distances in scores and for causality: a
 /// query sees keys at positions up to its own. Encodings that count for themselves (CoPE, ForgettingBias) are causal by
-/// index instead, and so is a layer whose positions have several axes; only rotary encodings get those, absolute ones
-/// then count by index. Positions that restart within a row need segment_ids.
+/// index instead, and so is a layer whose positions have several axes; only encodings over several axes get those,
+/// and other absolute ones count by index. Positions that restart within a row need segment_ids.
 ///
 /// A score encoding that makes gates from keys of their own (CoPE with gates by key) adds gate_proj, whose keys rotary
 /// encodings rotate as they do the others. One that needs other state of tokens (token_state(), e.g. the decays of

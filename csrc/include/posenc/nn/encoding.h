@@ -36,6 +36,8 @@ class POSENC_API AbsoluteEncoding {
   virtual at::Tensor embed(const at::Tensor& x, const AbsoluteForwardOptions& call) = 0;
   /// The width of x that it was made for; absent: any.
   virtual std::optional<int64_t> dim() const { return std::nullopt; }
+  /// A, where positions are (A, T) or (A, B, T), several axes; absent where they are (T) or (B, T).
+  virtual std::optional<int64_t> position_axes() const { return std::nullopt; }
 };
 
 /// An encoding that rotates queries and keys.

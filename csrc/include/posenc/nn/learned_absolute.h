@@ -2,6 +2,9 @@
 
 #include <posenc/nn/sinusoidal.h>
 
+#include <array>
+#include <string>
+
 namespace posenc::nn {
 
 /// Options of LearnedAbsolute.
@@ -20,6 +23,25 @@ struct LearnedAbsoluteOptions {
   /// Width of an embedding.
   TORCH_ARG(int64_t, dim);
 };
+
+/// Options of LearnedAbsolute's resize().
+struct LearnedAbsoluteResizeOptions {
+  /// Rows and columns.
+  using Grid = std::array<int64_t, 2>;
+
+  /// Rows at the start of the table that are kept as they are, of tokens without a place (class tokens, registers).
+  TORCH_ARG(int64_t, prefix) = 0;
+  /// The old grid; absent: a square.
+  TORCH_ARG(std::optional<Grid>, grid) = std::nullopt;
+  /// "linear" for a number of positions; "bicubic" or "bilinear" for a grid. Absent: linear, and bicubic.
+  TORCH_ARG(std::optional<std::string>, mode) = std::nullopt;
+  /// The first and the last positions, rather than the outer edges of their cells, keep their places.
+  TORCH_ARG(bool, align_corners) = false;
+  /// Smaller grids average what they skip.
+  TORCH_ARG(bool, antialias) = false;
+};
+
+class LearnedAbsolute;
 
 /// A learned embedding for each position (BERT, arXiv 1810.04805; GPT-2), added to embeddings.
 ///
@@ -44,6 +66,16 @@ class POSENC_API LearnedAbsoluteImpl : public torch::nn::Cloneable<LearnedAbsolu
   at::Tensor forward(const at::Tensor& x, const AbsoluteForwardOptions& call = {});
   at::Tensor embed(const at::Tensor& x, const AbsoluteForwardOptions& call) override { return forward(x, call); }
   std::optional<int64_t> dim() const override { return options.dim(); }
+
+  /// A new module with the table interpolated to `new_positions` rows, those of the prefix among them; this one stays
+  /// as it is. The new table has the dtype, the device and requires_grad of this one, and no gradient to it.
+  ///
+  /// Errors: c10::ValueError for sizes and modes that have no meaning.
+  LearnedAbsolute resize(int64_t new_positions, const LearnedAbsoluteResizeOptions& how = {}) const;
+  /// The same from the old grid of rows and columns to a new one, row by row behind the prefix (ViT, arXiv 2010.11929,
+  /// section 3.2): prefix + rows * columns positions.
+  LearnedAbsolute resize(LearnedAbsoluteResizeOptions::Grid new_grid,
+                         const LearnedAbsoluteResizeOptions& how = {}) const;
 
   LearnedAbsoluteOptions options;
   /// The parameter (max_positions, dim).
