@@ -19,7 +19,6 @@ transformer_xl_ops::Terms terms_of(const TransformerXLImpl& module, const at::Te
   const auto& o = module.options;
   check_query("TransformerXL", query, o.head_dim(), o.num_heads());
   check_width("TransformerXL", "key", key, o.head_dim());
-  check_token_state(module, call);
   return transformer_xl_ops::terms(
       {module.content_bias, module.position_bias, module.pos_proj, module.inv_freq().to(query.device())},
       {query, key, call.q_positions(), call.k_positions()}, o.layout() == TransformerXLLayout::kInterleaved,
