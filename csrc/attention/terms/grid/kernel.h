@@ -2,11 +2,9 @@
 
 /// Terms by positions on two axes, for kernel files only.
 ///
-/// Keys have few coordinates along each axis. For each of them a tile of
-/// queries gets a row, once: of the tables, what query . table adds there; of
-/// the bias, where its entries begin. What a key needs is one row for each
-/// axis. The rows' gradients are summed likewise, and go to entries of the
-/// tables at the end.
+/// Keys have few coordinates along each axis. For each of them a tile of queries gets a row, once: of the tables, what
+/// query . table adds there; of the bias, where its entries begin. What a key needs is one row for each axis. The rows'
+/// gradients are summed likewise, and go to entries of the tables at the end.
 
 #include "attention/terms/heads.h"
 #include "attention/tile/term.h"
@@ -14,8 +12,7 @@
 namespace posenc::attention_ops {
 namespace {
 
-/// Where the queries of a tile are along an axis, as entries of tables over
-/// clipped distances need it.
+/// Where the queries of a tile are along an axis, as entries of tables over clipped distances need it.
 class GridQueries {
  public:
   GridQueries(const int64_t* coordinates, int64_t count) : coordinates_(coordinates), count_(count) {
@@ -26,8 +23,7 @@ class GridQueries {
     }
   }
 
-  /// Calls body(q, radius + clip(coordinate - query, -radius, radius)) for each
-  /// query.
+  /// Calls body(q, radius + clip(coordinate - query, -radius, radius)) for each query.
   template <typename Body>
   void for_each_entry(int64_t coordinate, int64_t radius, const Body& body) const {
     if (near_ && radius < kNear) {
@@ -55,8 +51,7 @@ class GridQueries {
   bool near_ = true;
 };
 
-/// The rows of an axis, one for each coordinate that keys have, with a number
-/// for each query of a tile.
+/// The rows of an axis, one for each coordinate that keys have, with a number for each query of a tile.
 template <typename T>
 class GridAxisRows {
  public:
@@ -65,9 +60,25 @@ class GridAxisRows {
 
   static int64_t size(const GridAxis<T>& axis) { return axis.room * kTileQueries; }
 
-  /// The coordinates that keys begin .. end - 1 have.
-  void reach(int64_t begin, int64_t end) {
-    used_ = begin < end ? range_of(axis_->place + begin, end - begin) : Range<int32_t>{0, -1};
+  /// The coordinates that keys begin .. end - 1 have, and what they need of the table.
+  void reach(const Tile& t, int64_t begin, int64_t end) {
+    if (begin >= end) {
+      return;
+    }
+    used_ = range_of(axis_->place + begin, end - begin);
+    const auto q = range_of(axis_->query + t.first_query, t.queries);
+    const auto entry = [&](int64_t coordinate, int64_t query) {
+      return clipped_entry(difference(coordinate, query), axis_->radius) - axis_->first;
+    };
+    entries_ = {entry(axis_->value[used_.smallest], q.largest), entry(axis_->value[used_.largest], q.smallest)};
+  }
+
+  /// Calls body(first, count) for the entries that are needed, few enough for a tile.
+  template <typename Body>
+  void for_each_part(const Body& body) const {
+    for (int64_t first = entries_.smallest; first <= entries_.largest; first += kTileKeys) {
+      body(first, std::min(kTileKeys, entries_.largest + 1 - first));
+    }
   }
 
   const T* of_key(int64_t key) const { return data_ + axis_->place[key] * kTileQueries; }
@@ -91,8 +102,7 @@ class GridAxisRows {
  private:
   T* row(int64_t i) { return data_ + i * kTileQueries; }
 
-  /// Calls body(q, entry, number) for all rows in reach and queries of the
-  /// tile.
+  /// Calls body(q, entry, number) for all rows in reach and queries of the tile.
   template <typename Body>
   void for_each_entry(const Tile& t, const Body& body) {
     const GridQueries queries(axis_->query + t.first_query, t.queries);
@@ -106,10 +116,10 @@ class GridAxisRows {
   const GridAxis<T>* axis_ = nullptr;
   T* data_ = nullptr;
   Range<int32_t> used_{0, -1};
+  Range<int64_t> entries_{0, -1};
 };
 
-/// Places in a head's bias: that of a key and a query is the sum of one by the
-/// key's coordinate on each axis.
+/// Places in a head's bias: that of a key and a query is the sum of one by the key's coordinate on each axis.
 template <typename T>
 class GridBiasPlaces {
  public:
@@ -123,8 +133,8 @@ class GridBiasPlaces {
 
   static int64_t size(const GridAxis<T>& axis) { return axis.room * (kTileQueries + kVectors); }
 
-  /// For the coordinates that keys begin .. end - 1 have: entry * stride, the
-  /// entries from the last to the first if `reversed`.
+  /// For the coordinates that keys begin .. end - 1 have: entry * stride, the entries from the last to the first if
+  /// `reversed`.
   void fill(const Tile& t, int64_t begin, int64_t end, int64_t stride, bool reversed) {
     const GridQueries queries(axis_->query + t.first_query, t.queries);
     const int64_t radius = axis_->bias_radius;
@@ -142,8 +152,7 @@ class GridBiasPlaces {
   }
 
   const Place* of_key(int64_t key) const { return places_ + axis_->place[key] * kTileQueries; }
-  /// What the places of a vector of queries differ by, from one to the next;
-  /// kUneven where that varies.
+  /// What the places of a vector of queries differ by, from one to the next; kUneven where that varies.
   Place step(int64_t key, int64_t q) const { return steps_[axis_->place[key] * kVectors + q / kLanes]; }
 
  private:
@@ -204,8 +213,7 @@ class GridTile : public TileTerm<T> {
   void begin(const TileRows<T>& rows) {
     const Tile& t = rows.tile;
     if (head_.bias != nullptr) {
-      places_y_.fill(t, rows.begin, rows.end, head_.bias_row(),
-                     /*reversed=*/false);
+      places_y_.fill(t, rows.begin, rows.end, head_.bias_row(), /*reversed=*/false);
       places_x_.fill(t, rows.begin, rows.end, 1, /*reversed=*/true);
     }
     if (!head_.has_tables()) {
@@ -217,15 +225,18 @@ class GridTile : public TileTerm<T> {
       query = query_;
     }
     const auto fill = [&](const GridAxis<T>& axis, GridAxisRows<T>& numbers) {
-      numbers.reach(rows.begin, rows.end);
-      score_product<T>(axis.table, query, axis.entries, t.lanes, context_.width, kNoDiagonal, products_, nullptr);
+      numbers.reach(t, rows.begin, rows.end);
+      numbers.for_each_part([&](int64_t first, int64_t count) {
+        score_product<T>(axis.table.from(first), query, count, t.lanes, context_.width, kNoDiagonal,
+                         products_ + first * kTileQueries, nullptr);
+      });
       numbers.fill(t, products_);
     };
     fill(head_.y, y_);
     fill(head_.x, x_);
     if (context_.backward) {
       for (GridAxisRows<T>* grad : {&grad_y_, &grad_x_}) {
-        grad->reach(rows.begin, rows.end);
+        grad->reach(t, rows.begin, rows.end);
         grad->clear();
       }
     }
@@ -234,33 +245,40 @@ class GridTile : public TileTerm<T> {
   bool changes_scores() const { return true; }
 
   void add(Tile& t, const Operands<T>& /*operands*/, T* /*mask*/, T* scores) {
-    if (head_.has_tables()) {
-      for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
-        for (int64_t k = 0; k < keys.some; ++k) {
-          const int64_t key = t.first_key + k;
-          const Vec<T> x = Vec<T>::loadu(y_.of_key(key) + q) + Vec<T>::loadu(x_.of_key(key) + q);
-          T* to = scores + k * kTileQueries + q;
-          (Vec<T>::loadu(to) + x).store(to);
+    const auto add_rows = [&](const auto& numbers) {
+      for (int64_t k = 0; k < t.keys; ++k) {
+        T* row = scores + k * kTileQueries;
+        for (int64_t q = first_lane(t, k); q < t.lanes; q += kLanes) {
+          (Vec<T>::loadu(row + q) + numbers(t.first_key + k, q)).store(row + q);
         }
+      }
+    };
+    if (head_.has_tables()) {
+      add_rows([&](int64_t key, int64_t q) {
+        return Vec<T>::loadu(y_.of_key(key) + q) + Vec<T>::loadu(x_.of_key(key) + q);
       });
     }
     if (head_.bias != nullptr) {
-      for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
-        for (int64_t k = 0; k < keys.some; ++k) {
-          const int64_t key = t.first_key + k;
-          T* to = scores + k * kTileQueries + q;
-          (Vec<T>::loadu(to) + bias_of(key, q)).store(to);
-        }
-      });
+      add_rows([&](int64_t key, int64_t q) { return bias_of(key, q); });
     }
   }
 
   void accumulate_gradients(const Tile& t, const T* /*mask*/, const T* grad) {
     if (head_.has_tables()) {
-      for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { sum_rows_of(t, q, keys.some, grad); });
+      // Keys that follow each other often share their row of y.
+      for (int64_t begin = 0, end; begin < t.keys; begin = end) {
+        T* of_y = grad_y_.of_key(t.first_key + begin);
+        for (end = begin + 1; end < t.keys && grad_y_.of_key(t.first_key + end) == of_y; ++end) {
+        }
+        for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) {
+          sum_rows_of(t, q, begin, std::min(end, keys.some), grad, of_y + q);
+        });
+      }
     }
-    if (grad_->bias != nullptr) {
-      for_each_vector<T>(t, [&](int64_t q, const KeyRanges& keys) { sum_bias(t, q, keys.some, grad); });
+    for (int64_t k = 0; k < t.keys && grad_->bias != nullptr; ++k) {
+      for (int64_t q = first_lane(t, k); q < t.lanes; q += kLanes) {
+        sum_bias(t, k, q, grad + k * kTileQueries + q);
+      }
     }
   }
 
@@ -273,14 +291,17 @@ class GridTile : public TileTerm<T> {
     }
     const Tile& t = sums.tile;
     const auto finish_axis = [&](const GridAxis<T>& axis, GridAxisRows<T>& numbers, const GradientRows<T>& to) {
-      std::fill(products_, products_ + axis.entries * kTileQueries, T(0));
+      const auto of_part = [&](const auto& body) {
+        numbers.for_each_part(
+            [&](int64_t first, int64_t count) { body(first, count, products_ + first * kTileQueries); });
+      };
+      of_part([](int64_t, int64_t count, T* sum) { std::fill(sum, sum + count * kTileQueries, T(0)); });
       numbers.add_to(t, products_);
-      scale_rows(products_, axis.entries * kTileQueries, head_.scale);
-      for (int64_t first = 0; first < axis.entries; first += kTileKeys) {
-        add_to_table_and_queries(axis.table, first, std::min(kTileKeys, axis.entries - first), t,
-                                 products_ + first * kTileQueries, sums.query_rows, padded<T>(context_.width), to,
+      of_part([&](int64_t first, int64_t count, T* sum) {
+        scale_rows(sum, count * kTileQueries, head_.scale);
+        add_to_table_and_queries(axis.table, first, count, t, sum, sums.query_rows, padded<T>(context_.width), to,
                                  sums.grad_query);
-      }
+      });
     };
     finish_axis(head_.y, grad_y_, grad_->y);
     finish_axis(head_.x, grad_x_, grad_->x);
@@ -297,8 +318,7 @@ class GridTile : public TileTerm<T> {
     return head.is_score_scale ? 0 : context.width * kTileQueries;
   }
 
-  /// Whether the entries of a key for queries q .. follow each other: those
-  /// queries count up along x.
+  /// Whether the entries of a key for queries q .. follow each other: those queries count up along x.
   bool is_run(int64_t key, int64_t q) const { return places_y_.step(key, q) + places_x_.step(key, q) == 1; }
 
   Vec<T> bias_of(int64_t key, int64_t q) const {
@@ -310,49 +330,43 @@ class GridTile : public TileTerm<T> {
     return at::vec::gather<sizeof(T)>(head_.bias, Places::loadu(y) + Places::loadu(x));
   }
 
-  /// Adds the gradients of a vector of queries and keys 0 .. keys - 1 of a tile
-  /// to the entries of the bias.
-  void sum_bias(const Tile& t, int64_t q, int64_t keys, const T* grad) {
-    const int64_t lanes = std::min(kLanes, t.queries - q);
-    for (int64_t k = 0; k < keys; ++k) {
-      const int64_t key = t.first_key + k;
-      const Place *y = places_y_.of_key(key) + q, *x = places_x_.of_key(key) + q;
-      const T* from = grad + k * kTileQueries + q;
-      if (lanes == kLanes && is_run(key, q)) {
-        double* to = grad_->bias + *y + *x;
-        for (int64_t i = 0; i < kLanes; ++i) {
-          to[i] += static_cast<double>(from[i]);
-        }
-      } else {
-        for (int64_t i = 0; i < lanes; ++i) {
-          grad_->bias[y[i] + x[i]] += static_cast<double>(from[i]);
-        }
+  /// The first lane of the vectors of queries that see key k of a tile.
+  static int64_t first_lane(const Tile& t, int64_t k) {
+    return std::max<int64_t>(0, k + t.diagonal) / kGroup<T> * kGroup<T>;
+  }
+
+  /// Adds the gradients of a key and a vector of queries to the entries of the bias.
+  void sum_bias(const Tile& t, int64_t k, int64_t q, const T* grad) {
+    const int64_t key = t.first_key + k, lanes = std::min(kLanes, t.queries - q);
+    const Place *y = places_y_.of_key(key) + q, *x = places_x_.of_key(key) + q;
+    if (lanes == kLanes && is_run(key, q)) {
+      double* to = grad_->bias + *y + *x;
+      for (int64_t i = 0; i < kLanes; ++i) {
+        to[i] += static_cast<double>(grad[i]);
       }
+      return;
+    }
+    for (int64_t i = 0; i < lanes; ++i) {
+      grad_->bias[y[i] + x[i]] += static_cast<double>(grad[i]);
     }
   }
 
-  /// The same for the rows of both axes. Keys that follow each other often
-  /// share their row of y.
-  void sum_rows_of(const Tile& t, int64_t q, int64_t keys, const T* grad) {
-    int64_t k = 0;
-    while (k < keys) {
-      T* of_y = grad_y_.of_key(t.first_key + k) + q;
-      Vec<T> sum = Vec<T>::loadu(of_y);
-      for (; k < keys && grad_y_.of_key(t.first_key + k) + q == of_y; ++k) {
-        const Vec<T> g = Vec<T>::loadu(grad + k * kTileQueries + q);
-        sum = sum + g;
-        T* of_x = grad_x_.of_key(t.first_key + k) + q;
-        (Vec<T>::loadu(of_x) + g).store(of_x);
-      }
-      sum.store(of_y);
+  /// Adds those of keys begin .. end - 1, which share `of_y`, and a vector of queries to the rows of both axes.
+  void sum_rows_of(const Tile& t, int64_t q, int64_t begin, int64_t end, const T* grad, T* of_y) {
+    Vec<T> sum = Vec<T>::loadu(of_y);
+    for (int64_t k = begin; k < end; ++k) {
+      const Vec<T> g = Vec<T>::loadu(grad + k * kTileQueries + q);
+      T* of_x = grad_x_.of_key(t.first_key + k) + q;
+      sum = sum + g;
+      (Vec<T>::loadu(of_x) + g).store(of_x);
     }
+    sum.store(of_y);
   }
 
   const GridHead<T>& head_;
   const GridGradient<T>* grad_;
   TileContext<T> context_;
-  /// Of an axis' entries with the queries, and of gradients; the queries times
-  /// the tables' own scale.
+  /// Of an axis' entries with the queries, and of gradients; the queries times the tables' own scale.
   T *products_ = nullptr, *query_ = nullptr;
   GridAxisRows<T> y_, x_, grad_y_, grad_x_;
   GridBiasPlaces<T> places_y_, places_x_;
