@@ -80,7 +80,8 @@ struct PiecewiseAttentionFuncOptions {
 
 /// softmax(scale * query . key + terms) value. Terms: ALiBi (arXiv 2108.12409) by slopes; T5 (arXiv 1910.10683), KERPLE
 /// and Sandwich by a table over distances; forgetting attention (arXiv 2503.02130) and CABLE (arXiv 2503.08067) by a
-/// decay for each token; any other bias, materialised; and the tables of the three functions below.
+/// decay for each token; Swin (arXiv 2103.14030) by a table on two axes, and SAM (arXiv 2304.02643) by grid_rel_y and
+/// grid_rel_x; any other bias, materialised; and the tables of the three functions below.
 ///
 ///     auto out = posenc::attention(q, k, v, posenc::AttentionFuncOptions().is_causal(true).alibi_slopes(slopes));
 POSENC_API at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
