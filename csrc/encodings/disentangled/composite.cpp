@@ -4,8 +4,6 @@
 
 #include "common/checks.h"
 #include "common/composite.h"
-#include "common/dispatch.h"
-#include "common/registration.h"
 
 #include <ATen/ATen.h>
 
@@ -54,18 +52,8 @@ Tensor table_composite(const Tensor& table, int64_t max_distance, std::optional<
   return table.index_select(1, bucket.add(span).clamp(0, 2 * span - 1));
 }
 
-POSENC_LIBRARY_FRAGMENT(m) {
-  m.def("_disentangled_table(Tensor table, int max_distance, int? buckets=None) -> Tensor",
-        {at::Tag::pt2_compliant_tag});
-}
-
 POSENC_COMPOSITES(m) { m.impl("_disentangled_table", &table_composite); }
 
 }  // namespace
-
-Tensor table_of_distances(const Tensor& table, int64_t max_distance, const std::optional<int64_t>& buckets) {
-  static const auto op = find_op<Tensor(const Tensor&, int64_t, std::optional<int64_t>)>("posenc::_disentangled_table");
-  return op.call(table, max_distance, buckets);
-}
 
 }  // namespace posenc::disentangled_ops
