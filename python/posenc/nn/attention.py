@@ -7,6 +7,7 @@ from torch.nn.functional import dropout
 
 from posenc import _C, ops
 from posenc.nn.absolute import AbsoluteEncoding
+from posenc.nn.attention_checks import check_encodings, check_norms, check_positions
 from posenc.nn.base import Encoding, check_dense, made, made_inside
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.options import plain_numbers
@@ -69,7 +70,8 @@ class Attention(Encoding):
     Raises:
         ValueError: Options or encodings do not fit together, or an encoding was made for another width or number of
             heads.
-        TypeError: ``encodings`` is no list of modules, or one of them is neither absolute, rotary nor a score encoding.
+        TypeError: ``encodings`` is no list of modules, or one of them is neither absolute, rotary nor a score encoding;
+            ``q_norm`` or ``k_norm`` is no module.
 
     Example:
         >>> attention = posenc.nn.Attention(
@@ -131,7 +133,8 @@ class Attention(Encoding):
             cross=cross,
         )
         is_causal = not cross if is_causal is None else is_causal
-        score = _check_encodings(encodings, is_causal, cross)
+        score = check_encodings(encodings, is_causal, cross)
+        check_norms(q_norm=q_norm, k_norm=k_norm)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -210,7 +213,8 @@ class Attention(Encoding):
                 that have left its window too.
             segment_ids: (B, Tk) integer: packed sequences, each of which sees itself alone.
             attn_mask: Bool, broadcastable to (B, H, T, Tk), True where a query may attend to a key.
-            block_ids: (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block.
+            block_ids: (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block. With a
+                cache, those of a block come in one call.
             bias: Broadcastable to (B, H, T, Tk), added to the scores.
             context: (B, Tk, embed_dim), in a layer with ``cross`` alone: keys and values are made of it. With a cache
                 the first call gives it, and later ones find its keys and values there.
@@ -374,7 +378,7 @@ class Attention(Encoding):
             )
         rotary = self._members(RotaryEncoding)
         if positions is not None:
-            self._check_positions(positions, x, rotary)
+            check_positions(positions, x, rotary, bool(self._members(ScoreEncoding)))
         reach = self.window
         if isinstance(reach, tuple):
             reach = None if reach[0] is None else reach[0] + 1
@@ -389,66 +393,7 @@ class Attention(Encoding):
                 "queries differently: give the rotary encoding seq_len, one length for all calls"
             )
 
-    def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding]) -> None:
-        check_dense("Attention", "positions", positions)
-        shape, dims = list(positions.shape), positions.dim()
-        fits = 1 <= dims <= 3 and shape[-1] == x.shape[1] and (dims == 1 or shape[-2] in (1, x.shape[0]))
-        if not fits:
-            raise ValueError(
-                "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) beside x of "
-                f"shape {list(x.shape)}, but got {shape}"
-            )
-        if dims == 3 and self._members(ScoreEncoding):
-            raise ValueError(
-                "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, whose "
-                f"distances have one axis, but got {shape}"
-            )
-        if dims == 3 and not rotary:
-            raise ValueError(
-                "Attention: expected a rotary encoding that takes positions of several axes, beside positions of shape "
-                f"{shape}"
-            )
-        for encoding in rotary:
-            axes = encoding.position_axes
-            if (dims == 3) != (axes is not None) or (dims == 3 and shape[0] != axes):
-                expected = "(length) or (batch, length)" if axes is None else f"({axes}, batch, length)"
-                raise ValueError(
-                    f"Attention: expected positions of shape {expected} for its rotary encoding, but got {shape}"
-                )
-
 
 def _without_first(mask: Tensor | None, keys: int) -> Tensor | None:
     """A mask of the keys that follow the first ones; its last axis counts keys, or is broadcast."""
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., keys:]
-
-
-def _check_encodings(encodings: list[Encoding], is_causal: bool, cross: bool) -> ScoreEncoding | None:
-    """The score encoding, if there is one; raises where the encodings do not fit together."""
-    for encoding in encodings:
-        if not isinstance(encoding, (AbsoluteEncoding, RotaryEncoding, ScoreEncoding)):
-            raise TypeError(
-                "Attention: expected encodings to be absolute, rotary or score encodings of posenc, but got "
-                f"{type(encoding).__name__}"
-            )
-        if cross:
-            raise ValueError(
-                "Attention: expected no encodings with cross=True, as queries and keys are tokens of two sequences, "
-                f"but got {type(encoding).__name__}"
-            )
-    scores = [encoding for encoding in encodings if isinstance(encoding, ScoreEncoding)]
-    if not scores:
-        return None
-    if len(scores) > 1:
-        names = ", ".join(type(score).__name__ for score in scores)
-        raise ValueError(f"Attention: expected at most one score encoding, but got {len(scores)}: {names}")
-    [score] = scores
-    if score.rotates and any(isinstance(encoding, RotaryEncoding) for encoding in encodings):
-        raise ValueError(
-            f"Attention: expected no rotary encoding beside {type(score).__name__}, "
-            "which rotates queries and keys itself"
-        )
-    if score.always_causal and not is_causal:
-        raise ValueError(
-            f"Attention: expected is_causal to be true beside {type(score).__name__}, which is causal by definition"
-        )
-    return score
