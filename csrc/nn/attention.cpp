@@ -228,8 +228,8 @@ void AttentionImpl::reset_parameters() {
 
 std::shared_ptr<torch::nn::Module> AttentionImpl::clone(const std::optional<at::Device>& device) const {
   auto copy = std::static_pointer_cast<AttentionImpl>(Cloneable::clone(device));
-  // What the copy was made from names this module's encodings.
-  copy->options.encodings({copy->encodings->begin(), copy->encodings->end()});
+  // What the copy was made from names this module's encodings and norms.
+  copy->options.encodings({copy->encodings->begin(), copy->encodings->end()}).q_norm(copy->q_norm).k_norm(copy->k_norm);
   return copy;
 }
 

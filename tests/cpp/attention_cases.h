@@ -93,6 +93,14 @@ void add_softcap(Call& c, double cap, bool on_sum) {
   c.caps_sum = on_sum;
 }
 
+/// Tables that reach further to one side, of the keys and of the values.
+void add_uneven_tables(const Setting& s, Call& c, int64_t left, int64_t right, bool zero_beyond) {
+  c.inputs.rel_k = numbers({s.heads, left + right + 1, s.width});
+  c.inputs.rel_v = numbers({left + right + 1, s.value_width});
+  c.max_distance = {left, right};
+  c.zero_beyond = zero_beyond;
+}
+
 void add_tables_of_keys(const Setting& s, Call& c, int64_t radius, bool per_head, bool values) {
   const auto table = [&](int64_t width) {
     return per_head ? numbers({s.heads, 2 * radius + 1, width}) : numbers({2 * radius + 1, width});
@@ -173,6 +181,12 @@ const std::vector<Term>& terms() {
          add_bias(s, c);
          add_softcap(c, 1.5, true);
        }},
+      {"SoftcapOnSumOfHidingBias",
+       [](const Setting& s, Call& c) {
+         add_hiding_bias(s, c);
+         add_softcap(c, 0.7, true);
+         add_sinks(s, c);
+       }},
       {"Mask", [](const Setting& s, Call& c) { add_mask(s, c, false); }},
       {"MaskOfHeadsAndSinks",
        [](const Setting& s, Call& c) {
@@ -180,6 +194,11 @@ const std::vector<Term>& terms() {
          add_sinks(s, c);
        }},
       {"MaskOfKeys", [](const Setting& s, Call& c) { c.attn_mask = at::rand({s.keys}) > 0.3; }},
+      {"MaskOfQueries", [](const Setting& s, Call& c) { c.attn_mask = at::rand({s.heads, s.queries, 1}) > 0.3; }},
+      {"MaskOfStrides",
+       [](const Setting& s, Call& c) {
+         c.attn_mask = (at::rand({s.keys, s.batch, 1, s.queries}) > 0.3).permute({1, 2, 3, 0});
+       }},
       {"Shaw", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 16, false, true); }},
       {"ShawOfNarrowQueries",
        [](const Setting& s, Call& c) {
@@ -199,6 +218,19 @@ const std::vector<Term>& terms() {
          add_mask(s, c, false);
          add_softcap(c, 2.0, true);
          add_sinks(s, c);
+       }},
+      {"ShawUneven", [](const Setting& s, Call& c) { add_uneven_tables(s, c, 40, 7, false); }},
+      {"ShawUnevenOfNarrowQueries",
+       [](const Setting& s, Call& c) {
+         add_uneven_tables(s, c, 2, 30, true);
+         c.inputs.rel_query = numbers({s.batch, s.heads, s.queries, 3});
+         c.inputs.rel_k = numbers({33, 3});
+         add_softcap(c, 2.0, false);
+       }},
+      {"ShawZeroBeyond",
+       [](const Setting& s, Call& c) {
+         add_tables_of_keys(s, c, 16, false, true);
+         c.zero_beyond = true;
        }},
       {"ShawKeysOnly", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 3, true, false); }},
       {"ShawFar", [](const Setting& s, Call& c) { add_tables_of_keys(s, c, 150, true, true); }},
@@ -448,11 +480,15 @@ inline std::tuple<Tensor, Tensor> run(const Call& call, const Inputs& in, double
                                           .dropout_p(dropout_p));
   }
   if (in.rel_k.defined() || in.rel_q.defined()) {
-    return posenc::relative_attention_with_lse(in.q, in.k, in.v, maybe(in.rel_k), maybe(in.rel_v),
-                                               with_places<posenc::RelativeAttentionFuncOptions>(c)
-                                                   .rel_query(maybe(in.rel_query))
-                                                   .rel_q(maybe(in.rel_q))
-                                                   .dropout_p(dropout_p));
+    return posenc::relative_attention_with_lse(
+        in.q, in.k, in.v, maybe(in.rel_k), maybe(in.rel_v),
+        with_places<posenc::RelativeAttentionFuncOptions>(c)
+            .rel_query(maybe(in.rel_query))
+            .rel_q(maybe(in.rel_q))
+            .max_distance_left(c.max_distance ? std::make_optional(c.max_distance->first) : std::nullopt)
+            .max_distance_right(c.max_distance ? std::make_optional(c.max_distance->second) : std::nullopt)
+            .beyond(c.zero_beyond ? "zero" : "clip")
+            .dropout_p(dropout_p));
   }
   if (in.q_far.defined()) {
     return posenc::piecewise_attention_with_lse(

@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace reference {
@@ -99,6 +100,10 @@ struct Call {
   /// c tanh(s / c) of the product, or of the sum of all terms.
   std::optional<double> softcap = std::nullopt;
   bool caps_sum = false;
+  /// The distances that rel_k and rel_v cover, to the left and to the right, where these differ; and whether those
+  /// beyond get nothing.
+  std::optional<std::pair<int64_t, int64_t>> max_distance = std::nullopt;
+  bool zero_beyond = false;
   /// Of the inputs q_far and k_far.
   int64_t threshold = 0;
   /// CoPE: whether scale multiplies the position logits too.
@@ -172,7 +177,7 @@ class Row {
     for (int64_t j = 0; j < keys_; ++j) {
       const double w = weight(j) * kept(j);
       add(w, at(in_.v, {b_, group_, j, 0}), 1, in_.v.size(3), out);
-      if (in_.rel_v.defined()) {
+      if (in_.rel_v.defined() && covers(in_.rel_v, j)) {
         add(w, at(in_.rel_v, {h_, entry(in_.rel_v, j), 0}), 1, in_.v.size(3), out);
       }
     }
@@ -189,7 +194,7 @@ class Row {
       }
       double of_weight = dot(grad_out, at(in_.v, {b_, group_, j, 0}), in_.v.size(3));
       add(w * kept(j), grad_out, 1, in_.v.size(3), at(to.v, {b_, group_, j, 0}));
-      if (in_.rel_v.defined()) {
+      if (in_.rel_v.defined() && covers(in_.rel_v, j)) {
         of_weight += dot(grad_out, at(in_.rel_v, {h_, entry(in_.rel_v, j), 0}), in_.v.size(3));
         add(w * kept(j), grad_out, 1, in_.v.size(3), at(to.rel_v, {h_, entry(in_.rel_v, j), 0}));
       }
@@ -264,7 +269,8 @@ class Row {
 
   bool sees(int64_t j) const {
     return (reaches(distance(j)) || one_block(j)) && (!c_.key_mask.defined() || *at(c_.key_mask, {b_, j}) != 0) &&
-           (!c_.attn_mask.defined() || *at(c_.attn_mask, {b_, h_, i_, j}) != 0) && same_segment(j);
+           (!c_.attn_mask.defined() || *at(c_.attn_mask, {b_, h_, i_, j}) != 0) && same_segment(j) &&
+           !(in_.bias.defined() && *at(in_.bias, {b_, h_, i_, j}) == -kInfinity);
   }
 
   bool is_far(int64_t j) const { return in_.q_far.defined() && distance(j) >= static_cast<double>(c_.threshold); }
@@ -288,7 +294,19 @@ class Row {
     return at(table, {h_, clipped_on(0, table.size(1), j), clipped_on(1, table.size(2), j)});
   }
   double grid_scale() const { return c_.grid_rel_scale.value_or(scale_); }
-  int64_t entry(const Tensor& rows, int64_t j) const { return clipped(rows.size(-2), j); }
+  int64_t entry(const Tensor& rows, int64_t j) const {
+    if (!c_.max_distance) {
+      return clipped(rows.size(-2), j);
+    }
+    const auto left = static_cast<double>(c_.max_distance->first), right = static_cast<double>(c_.max_distance->second);
+    return static_cast<int64_t>(left + std::clamp(-distance(j), -left, right));
+  }
+  /// Whether a table of relative vectors has something for key j.
+  bool covers(const Tensor& rows, int64_t j) const {
+    const int64_t radius = (rows.size(-2) - 1) / 2;
+    const auto [left, right] = c_.max_distance.value_or(std::pair(radius, radius));
+    return !c_.zero_beyond || (distance(j) <= static_cast<double>(left) && -distance(j) <= static_cast<double>(right));
+  }
 
   double product(int64_t j) const { return scale_ * dot(query(is_far(j)), key(j, is_far(j)), width_); }
 
@@ -309,10 +327,10 @@ class Row {
     if (in_.log_decay.defined()) {
       s += decays_[j + 1];
     }
-    if (in_.rel_k.defined()) {
+    if (in_.rel_k.defined() && covers(in_.rel_k, j)) {
       s += scale_ * dot(rel_query(), at(in_.rel_k, {h_, entry(in_.rel_k, j), 0}), in_.rel_k.size(-1));
     }
-    if (in_.rel_q.defined()) {
+    if (in_.rel_q.defined() && covers(in_.rel_q, j)) {
       s += scale_ * dot(key(j), at(in_.rel_q, {h_, entry(in_.rel_q, j), 0}), width_);
     }
     if (in_.grid_bias.defined()) {
@@ -344,14 +362,14 @@ class Row {
     if (in_.bias.defined()) {
       *at(to.bias, {b_, h_, i_, j}) += g;
     }
-    if (in_.rel_k.defined()) {
+    if (in_.rel_k.defined() && covers(in_.rel_k, j)) {
       const int64_t e = entry(in_.rel_k, j);
       const int64_t width = in_.rel_k.size(-1);
       const Tensor& to_query = in_.rel_query.defined() ? to.rel_query : to.q;
       add(g * scale_, at(in_.rel_k, {h_, e, 0}), 1, width, at(to_query, {b_, h_, i_, 0}));
       add(g * scale_, rel_query(), 1, width, at(to.rel_k, {h_, e, 0}));
     }
-    if (in_.rel_q.defined()) {
+    if (in_.rel_q.defined() && covers(in_.rel_q, j)) {
       const int64_t e = entry(in_.rel_q, j);
       add(g * scale_, at(in_.rel_q, {h_, e, 0}), 1, width_, at(to.k, {b_, group_, j, 0}));
       add(g * scale_, key(j), 1, width_, at(to.rel_q, {h_, e, 0}));

@@ -200,11 +200,10 @@ TEST(AttentionBlock, SavesLoadsMovesAndTrains) {
 TEST(AttentionBlock, PrettyPrintShowsEveryOption) {
   std::ostringstream stream;
   Attention(grouped().dropout(0.5).window(7))->pretty_print(stream);
-  EXPECT_EQ(
-      stream.str(),
-      "posenc::nn::Attention(embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=4, dropout=0.5, "
-      "output_dropout=0, bias=false, output_bias=false, is_causal=true, window=7, sinks=false, softcap_on=content, "
-      "value_dim=4, cross=false)");
+  EXPECT_EQ(stream.str(),
+            "posenc::nn::Attention(embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=4, dropout=0.5, "
+            "output_dropout=0, bias=false, output_bias=false, is_causal=true, window=7, sinks=false, "
+            "softcap_on=content, value_dim=4, cross=false)");
 }
 
 TEST(AttentionBlock, DecodingEqualsOnePass) {

@@ -103,10 +103,15 @@ TEST(AttentionEdges, AQueryThatSeesNoKeyGivesZero) {
 TEST(AttentionEdges, NaNOfAKeyReachesNoQueryThatDoesNotSeeIt) {
   for (const Term& term : terms()) {
     SCOPED_TRACE(term.name);
-    for (const int64_t queries : {2, 120}) {
+    for (const int64_t queries : {2, 4, 118, 120}) {
       const Setting setting{{1, 2, 1, queries, 140, 8, 8}, {}, ""};
       Call call = make_call(setting, term);
-      call.key_mask = at::arange(140).ne(101).unsqueeze(0);
+      const Tensor others = at::arange(140).ne(101);
+      if (queries % 4 == 0) {
+        call.key_mask = others.unsqueeze(0);
+      } else {
+        call.attn_mask = call.attn_mask.defined() ? call.attn_mask.logical_and(others) : others;
+      }
       const auto clean = run(call, call.inputs);
       for (Tensor* x : {&call.inputs.k, &call.inputs.v, &call.inputs.k_far, &call.inputs.gate_key}) {
         if (x->defined()) {
@@ -147,6 +152,126 @@ TEST(AttentionEdges, ABiasHidesAKeyOfNaN) {
   }
 }
 
+/// Where float32 does not resolve them, nor hold them.
+TEST(AttentionEdges, SinksOfAnySizeEqualTheFormula) {
+  for (const int64_t queries : {2, 110}) {
+    for (const double sink : {1e4, 1e9, 1e30, 3e38, -1e9, -1e30, -3e38, -reference::kInfinity}) {
+      SCOPED_TRACE(sink);
+      Call call = make_call({{2, 3, 1, queries, 130, 8, 8}, {}, ""}, terms()[0]);
+      call.inputs.sinks = at::tensor({0.5, sink, -1.0}, kWide);
+      if (std::isfinite(sink)) {  // a row of the sink alone
+        call.key_mask = at::ones({2, 130}, at::kBool);
+        call.key_mask.select(0, 1).fill_(false);
+      }
+      expect_reference(call, {at::kDouble});
+      Call narrow = call;
+      narrow.inputs = leaves(call.inputs, at::kFloat);
+      const auto [out, lse] = run(narrow, narrow.inputs);
+      const auto expected = reference::attention(narrow);
+      EXPECT_LT(reference::error(out, expected.out), 2e-5);
+      const Tensor moderate = expected.lse.abs() < 1e37;  // in base 2 the kernels reach no further
+      EXPECT_LT(reference::error(lse.masked_fill(~moderate, 0.0), expected.lse.masked_fill(~moderate, 0.0)), 4e-6);
+      const auto& in = narrow.inputs;
+      const auto grads = torch::autograd::grad({out}, {in.q, in.k, in.v, in.sinks}, {at::ones_like(out)});
+      const Inputs wanted = reference::gradients(narrow, at::ones_like(out), at::zeros_like(lse));
+      EXPECT_LT(reference::error(grads[0], wanted.q), 2e-5);
+      EXPECT_LT(reference::error(grads[1], wanted.k), 2e-5);
+      EXPECT_LT(reference::error(grads[2], wanted.v), 2e-5);
+      EXPECT_LT(reference::error(grads[3].masked_fill(~in.sinks.isfinite(), 0.0),
+                                 wanted.sinks.masked_fill(~in.sinks.isfinite(), 0.0)),
+                2e-5);
+    }
+  }
+}
+
+TEST(AttentionEdges, ASinkThatIsNoNumberReachesItsRowsAlone) {
+  for (const int64_t queries : {2, 110}) {
+    for (const double sink : {reference::kInfinity, static_cast<double>(NAN)}) {
+      Call call = make_call({{2, 3, 1, queries, 130, 8, 8}, {}, ""}, terms()[0]);
+      call.inputs.sinks = at::tensor({0.5, 0.25, -1.0}, kWide);
+      const auto [clean, clean_lse] = run(call, call.inputs);
+      call.inputs.sinks[1] = sink;
+      const auto [out, lse] = run(call, call.inputs);
+      EXPECT_TRUE(out.select(1, 1).isnan().all().item<bool>());
+      EXPECT_TRUE(lse.select(1, 1).isnan().all().item<bool>());
+      for (const int64_t head : {0, 2}) {
+        EXPECT_TRUE(at::equal(out.select(1, head), clean.select(1, head)));
+        EXPECT_TRUE(at::equal(lse.select(1, head), clean_lse.select(1, head)));
+      }
+    }
+  }
+}
+
+/// Also caps that float32 does not hold, or whose inverse it does not.
+TEST(AttentionEdges, CapsOfAnySizeEqualTheFormula) {
+  for (const int64_t queries : {2, 110}) {
+    for (const double cap : {1e-300, 1e-40, 1e-20, 1e20, 3e38, 1e300}) {
+      for (const bool on_sum : {false, true}) {
+        SCOPED_TRACE(cap);
+        Call call = make_call({{1, 2, 1, queries, 130, 8, 8}, {}, ""}, terms()[0]);
+        add_hiding_bias({{1, 2, 1, queries, 130, 8, 8}, {}, ""}, call);
+        call.inputs.q.select(2, 0).zero_();
+        call.softcap = cap;
+        call.caps_sum = on_sum;
+        const Inputs wide = leaves(call.inputs, at::kDouble);
+        const auto expected = reference::attention(call);
+        const Inputs wanted = reference::gradients(call, at::ones_like(expected.out), at::ones_like(expected.lse));
+        for (const auto type : {at::kDouble, at::kFloat}) {
+          const Inputs in = leaves(call.inputs, type);
+          const auto [out, lse] = run(call, in);
+          EXPECT_LT(reference::error(out, expected.out), 2e-5);
+          EXPECT_LT(reference::error(lse, expected.lse), 2e-5);
+          const auto grads =
+              torch::autograd::grad({out, lse}, {in.v, in.bias}, {at::ones_like(out), at::ones_like(lse)});
+          EXPECT_LT(reference::error(grads[0], wanted.v), 2e-5);
+          EXPECT_TRUE(grads[1].isfinite().all().item<bool>());
+          if (cap > 1.0) {
+            EXPECT_LT(reference::error(grads[1], wanted.bias), 2e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionEdges, WindowsOfFloatingPositionsEndWhereTheySay) {
+  const Tensor positions = at::arange(130, kWide) * 0.5;
+  for (const int64_t queries : {2, 110}) {
+    const Tensor q_positions = positions.slice(0, 130 - queries);
+    const Tensor back = q_positions.unsqueeze(1) - positions.unsqueeze(0);
+    const Setting setting{{1, 2, 1, queries, 130, 8, 8}, {.is_causal = false}, ""};
+    Call call = make_call(setting, terms()[0]), hidden = call;
+    call.q_positions = q_positions;
+    call.k_positions = positions;
+    const auto expect_sight = [&](const Tensor& visible) {
+      hidden.attn_mask = visible;
+      const auto [out, lse] = run(call, call.inputs);
+      const auto expected = reference::attention(hidden);
+      EXPECT_LT(reference::error(out, expected.out), 1e-12);
+      EXPECT_LT(reference::error(lse, expected.lse), 1e-12);
+    };
+    call.window_left = 3;
+    call.window_right = 1;
+    expect_sight((back <= 3).logical_and(back >= -1));
+    call.window_right = std::nullopt;
+    expect_sight(back <= 3);
+    call.window_left = std::nullopt;
+    call.window = 3;
+    expect_sight((back < 3).logical_and(back > -3));
+  }
+}
+
+TEST(AttentionEdges, PositionsThatCountUpByOneMayStartAnywhere) {
+  for (const int64_t queries : {2, 110}) {
+    Call call = make_call({{1, 2, 1, queries, 130, 8, 8}, {}, ""}, terms()[0]);
+    call.inputs.slopes = at::rand({2}, kWide).mul(0.1);
+    call.k_positions = at::arange(130) + 1000;
+    call.q_positions = at::arange(queries) + (1000 + 130 - queries - 15);
+    call.window_left = 60;
+    expect_reference(call, {at::kDouble});
+  }
+}
+
 TEST(AttentionEdges, AnyNumberOfThreadsEqualsTheFormula) {
   const int before = at::get_num_threads();
   at::set_num_threads(4);
@@ -172,13 +297,24 @@ double reference_slope(const Call& call, const Tensor& of_out, const Tensor& of_
   return sum;
 }
 
+const std::vector<Setting>& derivative_settings() {
+  static const std::vector<Setting> all = {
+      {{2, 2, 1, 11, 17, 4, 3}, {}, "Causal"},
+      {{2, 2, 1, 11, 17, 4, 3}, {.is_causal = false, .window_left = 4, .window_right = 2}, "Windows"},
+      {{2, 2, 1, 11, 17, 4, 3}, {.blocks = true}, "Blocks"},
+      {{2, 2, 1, 19, 17, 4, 3}, {.is_causal = false, .segments = true, .q_segments = true}, "SegmentsOfQueries"},
+      {{2, 2, 1, 11, 17, 4, 3}, {.start = true}, "Start"},
+  };
+  return all;
+}
+
 TEST(AttentionDerivatives, TheSecondIsTheDifferenceOfTheFirst) {
-  for (const Term& term : terms()) {
-    SCOPED_TRACE(term.name);
-    const Call call = make_call({{2, 2, 1, 11, 17, 4, 3}, {}, ""}, term);
+  for (const auto& [term, setting] : combinations(terms(), derivative_settings())) {
+    SCOPED_TRACE(term.name + setting.name);
+    const Call call = make_call(setting, term);
     const Inputs in = leaves(call.inputs, at::kDouble);
     const auto [out, lse] = run(call, in);
-    const Tensor of_out = at::randn_like(out), of_lse = at::randn_like(lse);
+    const Tensor of_out = at::randn_like(out), of_lse = at::randn_like(lse).masked_fill(~lse.isfinite(), 0.0);
     Inputs along, moved;
     std::vector<Tensor> sources, directions, moves;
     for (const auto& [name, tensor] : reference::kMembers) {

@@ -7,6 +7,7 @@ from torch.nn.functional import dropout
 
 from posenc import _C
 from posenc.nn.absolute import AbsoluteEncoding
+from posenc.nn.attention_checks import check_encodings, check_norms, check_positions, misplaced
 from posenc.nn.base import Encoding, check_dense, made, made_inside
 from posenc.nn.kv_cache import KVCache
 from posenc.nn.op_call import OpCall
@@ -74,7 +75,8 @@ class Attention(Encoding):
     Raises:
         ValueError: Options or encodings do not fit together, or an encoding was made for another width or number of
             heads.
-        TypeError: ``encodings`` is no list of modules, or one of them is neither absolute, rotary nor a score encoding.
+        TypeError: ``encodings`` is no list of modules, or one of them is neither absolute, rotary nor a score encoding;
+            ``q_norm`` or ``k_norm`` is no module.
 
     Example:
         >>> attention = posenc.nn.Attention(
@@ -136,7 +138,8 @@ class Attention(Encoding):
             cross=cross,
         )
         is_causal = not cross if is_causal is None else is_causal
-        scores = _check_encodings(encodings, is_causal, cross, scale)
+        scores = check_encodings(encodings, is_causal, cross, scale)
+        check_norms(q_norm=q_norm, k_norm=k_norm)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -215,7 +218,8 @@ class Attention(Encoding):
                 that have left its window too.
             segment_ids: (B, Tk) integer: packed sequences, each of which sees itself alone.
             attn_mask: Bool, broadcastable to (B, H, T, Tk), True where a query may attend to a key.
-            block_ids: (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block.
+            block_ids: (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block. With a
+                cache, those of a block come in one call.
             bias: Broadcastable to (B, H, T, Tk), added to the scores.
             context: (B, Tk, embed_dim), in a layer with ``cross`` alone: keys and values are made of it. With a cache
                 the first call gives it, and later ones find its keys and values there.
@@ -384,9 +388,9 @@ class Attention(Encoding):
         rotary = self._members(RotaryEncoding)
         axial = [own.position_axes for own in self._members(AbsoluteEncoding) if own.position_axes is not None]
         if positions is not None:
-            self._check_positions(positions, x, rotary, axial)
+            check_positions(positions, x, rotary, self._scores(), axial)
         elif axial:
-            raise _misplaced(axial[0], None)
+            raise misplaced(axial[0], None)
         reach = self.window
         if isinstance(reach, tuple):
             reach = None if reach[0] is None else reach[0] + 1
@@ -401,104 +405,7 @@ class Attention(Encoding):
                 "queries differently: give the rotary encoding seq_len, one length for all calls"
             )
 
-    def _check_positions(self, positions: Tensor, x: Tensor, rotary: list[RotaryEncoding], axial: list[int]) -> None:
-        check_dense("Attention", "positions", positions)
-        shape, dims = list(positions.shape), positions.dim()
-        fits = 1 <= dims <= 3 and shape[-1] == x.shape[1] and (dims == 1 or shape[-2] in (1, x.shape[0]))
-        if not fits:
-            raise ValueError(
-                "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) beside x of "
-                f"shape {list(x.shape)}, but got {shape}"
-            )
-        by_index = [type(score).__name__ for score in self._scores() if not score.takes_positions]
-        if by_index and len(by_index) < len(self._scores()):
-            raise ValueError(
-                f"Attention: expected no positions with {by_index[0]}, which goes by index, and a score encoding of "
-                "distances: leave positions out, so that both count tokens"
-            )
-        if dims == 3 and self._scores():
-            raise ValueError(
-                "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, whose "
-                f"distances have one axis, but got {shape}"
-            )
-        for own in axial:
-            if dims != 3 or shape[0] != own:
-                raise _misplaced(own, shape)
-        if dims == 3 and not rotary and not axial:
-            raise ValueError(
-                "Attention: expected a rotary or absolute encoding that takes positions of several axes, beside "
-                f"positions of shape {shape}"
-            )
-        for encoding in rotary:
-            axes = encoding.position_axes
-            if (dims == 3) != (axes is not None) or (dims == 3 and shape[0] != axes):
-                expected = "(length) or (batch, length)" if axes is None else f"({axes}, batch, length)"
-                raise ValueError(
-                    f"Attention: expected positions of shape {expected} for its rotary encoding, but got {shape}"
-                )
-
-
-def _misplaced(axes: int, shape: list[int] | None) -> ValueError:
-    """The error of a call without positions over the axes of an absolute encoding."""
-    got = "none" if shape is None else shape
-    return ValueError(
-        f"Attention: expected positions of shape ({axes}, batch, length) for its absolute encoding, but got {got}"
-    )
-
 
 def _without_first(mask: Tensor | None, keys: int) -> Tensor | None:
     """A mask of the keys that follow the first ones; its last axis counts keys, or is broadcast."""
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., keys:]
-
-
-def _check_encodings(
-    encodings: list[Encoding], is_causal: bool, cross: bool, scale: float | None
-) -> list[ScoreEncoding]:
-    """The score encodings; raises where the encodings do not fit together."""
-    for encoding in encodings:
-        if not isinstance(encoding, (AbsoluteEncoding, RotaryEncoding, ScoreEncoding)):
-            raise TypeError(
-                "Attention: expected encodings to be absolute, rotary or score encodings of posenc, but got "
-                f"{type(encoding).__name__}"
-            )
-        if cross:
-            raise ValueError(
-                "Attention: expected no encodings with cross=True, as queries and keys are tokens of two sequences, "
-                f"but got {type(encoding).__name__}"
-            )
-    scores = [encoding for encoding in encodings if isinstance(encoding, ScoreEncoding)]
-    for score in scores:
-        if score.rotates and any(isinstance(encoding, RotaryEncoding) for encoding in encodings):
-            raise ValueError(
-                f"Attention: expected no rotary encoding beside {type(score).__name__}, "
-                "which rotates queries and keys itself"
-            )
-        if score.always_causal and not is_causal:
-            raise ValueError(
-                f"Attention: expected is_causal to be true beside {type(score).__name__}, which is causal by definition"
-            )
-    if len(scores) > 1:
-        _check_together(scores, scale)
-    return scores
-
-
-def _check_together(scores: list[ScoreEncoding], scale: float | None) -> None:
-    """Raises where several score encodings cannot act in one attention."""
-    names = [type(score).__name__ for score in scores]
-    for score, name in zip(scores, names, strict=True):
-        if type(score).add_terms is ScoreEncoding.add_terms:
-            raise ValueError(
-                f"Attention: expected no other score encoding beside {name}, which attends by itself, but got {names}: "
-                "give it the method add_terms()"
-            )
-    state = [name for score in scores for name in score.state_keywords]
-    if len(set(state)) < len(state) or sum(score.needs_gate_key for score in scores) > 1:
-        raise ValueError(
-            f"Attention: expected at most one score encoding with state of tokens of a kind, but got {names}"
-        )
-    own = [(name, score.scale) for score, name in zip(scores, names, strict=True) if score.scale is not None]
-    if scale is None and len({number for _, number in own}) > 1:
-        raise ValueError(
-            "Attention: expected scale, as the score encodings multiply q . k by different numbers, "
-            f"{', '.join(f'{name} by {number}' for name, number in own)}, but got None"
-        )

@@ -263,6 +263,12 @@ def test_what_does_not_fit_is_refused(options, call, message):
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["q_norm", "k_norm"])
+def test_norms_are_modules(name):
+    with pytest.raises(TypeError, match=f"Attention: expected {name} to be a module or None, but got function"):
+        posenc.nn.Attention(EMBED, HEADS, **{name: torch.nn.functional.relu})
+
+
 def test_context_that_a_cache_holds_is_not_given_again():
     layer, x, context = posenc.nn.Attention(EMBED, HEADS, cross=True).double(), tokens(), tokens(7)
     cache = posenc.nn.KVCache(2, HEADS, 7, EMBED // HEADS, dtype=torch.float64)

@@ -40,6 +40,63 @@ def test_a_query_without_keys_gives_0_and_its_sink():
     assert_near(gradient, 1 + torch.sigmoid(sinks))
 
 
+@pytest.mark.parametrize("queries", [1, 100])
+@pytest.mark.parametrize("sink", [1e9, 3e38, -1e9, -1e30, torch.finfo(torch.float32).min])
+def test_sinks_that_float32_does_not_resolve_have_gradients(sink, queries):
+    """Also of a row that sees no key, whose softmax has the sink alone."""
+    q, k, v = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 100, 4), torch.randn(2, 1, 100, 4)
+    mask = torch.tensor([[True], [False]]).expand(2, 100)
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.tensor([sink]))]
+    out = posenc.ops.attention(*leaves[:3], sinks=leaves[3], key_mask=mask)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    plain = posenc.ops.attention(*leaves[:3], key_mask=mask) if sink < 0 else torch.zeros_like(out)
+    expected = torch.autograd.grad(plain.sum(), leaves[:3]) if sink < 0 else [torch.zeros_like(x) for x in leaves[:3]]
+    assert_near(out, plain)
+    for a, b in zip(grads, [*expected, torch.zeros(1)], strict=True):
+        assert_near(a, b)
+
+
+@pytest.mark.parametrize("queries", [1, 100])
+@pytest.mark.parametrize("sink", [math.inf, math.nan])
+def test_a_sink_that_is_no_number_reaches_its_head_alone(sink, queries):
+    q, k = torch.randn(1, 2, queries, 4), torch.randn(1, 2, 100, 4)
+    clean = posenc.ops.attention(q, k, k, sinks=torch.tensor([0.5, 0.5]))
+    out, lse = posenc.ops.attention(q, k, k, sinks=torch.tensor([0.5, sink]), return_lse=True)
+    assert torch.equal(out[:, 0], clean[:, 0])
+    assert out[:, 1].isnan().all()
+    assert lse[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("softcap_on", ["content", "sum"])
+@pytest.mark.parametrize("cap", [1e-300, 1e-40, 3e38, 1e300])
+@pytest.mark.parametrize("queries", [1, 100])
+def test_caps_that_float32_does_not_hold(queries, cap, softcap_on):
+    """The smallest make scores 0, the largest leave them; the plain form, which torch.func takes, likewise."""
+    q, k, v = torch.randn(1, 1, queries, 4), torch.randn(1, 1, 100, 4), torch.randn(1, 1, 100, 4)
+    q[:, :, 0] = 0
+    bias = torch.randn(queries, 100).masked_fill(torch.rand(queries, 100) < 0.2, -math.inf)
+    leaves = [x.requires_grad_() for x in (q, k, v, bias)]
+
+    def attend(q, k, v, bias):
+        return posenc.ops.attention(q, k, v, bias=bias, softcap=cap, softcap_on=softcap_on)
+
+    if cap > 1:
+        expected = posenc.ops.attention(q, k, v, bias=bias)
+    elif softcap_on == "content":
+        expected = posenc.ops.attention(0 * q, k, v, bias=bias)
+    else:
+        expected = posenc.ops.attention(0 * q, k, v, attn_mask=bias > -math.inf)
+    out = attend(*leaves)
+    assert_near(out, expected)
+    func_out, pull = torch.func.vjp(attend, *(x.detach() for x in leaves))
+    assert_near(func_out, expected)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    for a, b in zip(grads, pull(torch.ones_like(out)), strict=True):
+        assert a.isfinite().all()
+        assert b.isfinite().all()
+    assert_near(grads[2], torch.autograd.grad(expected.sum(), v)[0])
+
+
 @pytest.mark.parametrize("shape", [(2,), (1, 2, 5)], ids=["head", "query"])
 def test_second_derivatives_of_sinks(shape):
     q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)

@@ -8,7 +8,7 @@ namespace posenc::attention_ops {
 template <typename T>
 class SoftcapCpu : public CpuTerm<T> {
  public:
-  SoftcapCpu(const Call& c, const Geometry& /*g*/) : head_{c.softcap.value_or(0.0), c.caps_sum()} {}
+  SoftcapCpu(const Call& c, const Geometry& /*g*/) : head_{c.softcap ? bounded_cap(*c.softcap) : 0.0, c.caps_sum()} {}
   SoftcapHead<T> head(int64_t /*batch*/, int64_t /*head*/) const { return head_; }
 
  private:

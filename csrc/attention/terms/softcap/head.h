@@ -2,7 +2,12 @@
 
 #include "attention/tile/types.h"
 
+#include <algorithm>
+
 namespace posenc::attention_ops {
+
+/// A cap that float32 holds and whose inverse it holds: one nearer to 0, or further away, caps alike.
+inline double bounded_cap(double cap) { return std::clamp(cap, 1e-30, 1e30); }
 
 template <typename T>
 struct SoftcapHead {

@@ -1,6 +1,7 @@
 #include "attention/terms/softcap/term.h"
 
 #include "attention/checks.h"
+#include "attention/terms/softcap/head.h"
 
 #include <cmath>
 
@@ -21,13 +22,13 @@ namespace {
 bool on_sum(const Operands& o) { return o.call.softcap_on == "sum"; }
 
 Tensor capped(const Operands& o, const Tensor& x) {
-  const double cap = *o.call.softcap;
+  const double cap = bounded_cap(*o.call.softcap);
   return (x / cap).tanh() * cap;
 }
 
 /// The gradient of a number from that of the number capped; 0 stays 0.
 Tensor uncapped(const Operands& o, const Tensor& of_capped, const Tensor& grad) {
-  const Tensor x = at::where(grad == 0, 0.0, of_capped / *o.call.softcap);
+  const Tensor x = at::where(grad == 0, 0.0, of_capped / bounded_cap(*o.call.softcap));
   return grad * (1 - x * x);
 }
 

@@ -110,7 +110,8 @@ struct AttentionForwardOptions {
   TORCH_ARG(std::optional<at::Tensor>, segment_ids) = std::nullopt;
   /// bool, broadcastable to (B, H, T, Tk): true where a query may attend to a key.
   TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
-  /// (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block.
+  /// (B, Tk) integer: tokens of one block see each other, also later ones; below 0: no block. With a cache, those of a
+  /// block come in one call.
   TORCH_ARG(std::optional<at::Tensor>, block_ids) = std::nullopt;
   /// Broadcastable to (B, H, T, Tk), added to the scores.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
