@@ -57,18 +57,26 @@ bias_ops::Reach seen(const bias_ops::Span& span, const Hidden& h) {
   return {before, after};
 }
 
-/// Rows for keys from `before` tokens before to `after` tokens after their query, (H, 2R + 1, D) with zeros where no
-/// key is.
-Tensor rows(const Parameters& p, const bias_ops::Reach& reach, bool interleaved, const Tensor& query) {
-  const auto type = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto& [before, after] = reach;
-  const Tensor ahead = at::arange(c10::Scalar(-before), c10::Scalar(after + 1), query.options().dtype(at::kLong));
-  const auto [cos, sin] = posenc::rotary_tables(ahead.neg(), p.inv_freq, RotaryTablesFuncOptions().dtype(type));
-  const Tensor sinusoids = interleaved ? at::stack({sin, cos}, -1).flatten(-2) : at::cat({sin, cos}, -1);
-  const Tensor projected = at::linear(sinusoids, p.pos_proj.to(type));
-  const Tensor by_head = projected.unflatten_symint(-1, p.content_bias.sym_sizes()).transpose(0, 1);
-  const c10::SymInt radius = before.max(after);
-  return at::constant_pad_nd_symint(by_head, {0, 0, radius - before, radius - after});
+/// Sinusoids of the distances to keys from `before` tokens before to `after` tokens after their query, (rows, P).
+Tensor sinusoids(const Tensor& inv_freq, const bias_ops::Reach& reach, bool interleaved, at::ScalarType type) {
+  const auto options = inv_freq.options().dtype(at::kLong);
+  const Tensor ahead = at::arange(c10::Scalar(-reach.before), c10::Scalar(reach.after + 1), options);
+  const auto [cos, sin] = posenc::rotary_tables(ahead.neg(), inv_freq, RotaryTablesFuncOptions().dtype(type));
+  return interleaved ? at::stack({sin, cos}, -1).flatten(-2) : at::cat({sin, cos}, -1);
+}
+
+/// Rows (.., rows, width) of these distances as the middle of 2R + 1, with zeros where no key is.
+Tensor even(const Tensor& rows, const bias_ops::Reach& reach) {
+  const c10::SymInt radius = reach.before.max(reach.after);
+  return at::constant_pad_nd_symint(rows, {0, 0, radius - reach.before, radius - reach.after});
+}
+
+/// Whether there are so few queries that these are multiplied with pos_proj instead of the rows: q . (W r) is (q W) .
+/// r, P numbers for each query and key instead of D. A graph for any length does not ask.
+bool is_few(const Tensor& query) {
+  const auto tokens = (query.sym_size(0) * query.sym_size(2)).maybe_as_int();
+  const auto width = query.sym_size(3).maybe_as_int();
+  return tokens && width && 4 * *tokens <= *width;
 }
 
 std::tuple<Tensor, Tensor, Tensor> terms_composite(const Tensor& content_bias, const Tensor& position_bias,
@@ -81,9 +89,18 @@ std::tuple<Tensor, Tensor, Tensor> terms_composite(const Tensor& content_bias, c
   const Parameters parameters{content_bias, position_bias, pos_proj, inv_freq};
   const bias_ops::Span span{query, key, q_positions, k_positions};
   check_parameters(parameters, span);
-  const auto plus = [&](const Tensor& bias) { return query.add(bias.unsqueeze(1)).to(query.scalar_type()); };
+  const auto type = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto reach = seen(span, {is_causal, window, window_left, window_right, has_blocks});
-  return {plus(content_bias), plus(position_bias), rows(parameters, reach, interleaved, query)};
+  const Tensor table = sinusoids(inv_freq, reach, interleaved, type), weight = pos_proj.to(type);
+  const Tensor content = query.add(content_bias.unsqueeze(1)).to(query.scalar_type());
+  if (is_few(query)) {
+    const Tensor position = query.to(type).add(position_bias.unsqueeze(1)).to(type);
+    const Tensor projected = at::matmul(position, weight.unflatten_symint(0, content_bias.sym_sizes()));
+    return {content, projected.to(query.scalar_type()), even(table, reach)};
+  }
+  const Tensor position = query.add(position_bias.unsqueeze(1)).to(query.scalar_type());
+  const Tensor rows = at::linear(table, weight).unflatten_symint(-1, content_bias.sym_sizes()).transpose(0, 1);
+  return {content, position, even(rows, reach)};
 }
 
 POSENC_COMPOSITES(m) { m.impl("_transformer_xl_terms", &terms_composite); }

@@ -243,11 +243,26 @@ def test_equal_positions_everywhere_make_one_row():
 
 
 def test_rows_do_not_depend_on_the_call():
-    """The row of a distance has the same bits, whichever call makes it."""
+    """The row of a distance is the same, whichever call makes it."""
     module = nn.TransformerXL(WIDTH, HEADS).double()
     q, k, _ = heads_of(9, 9)
     whole, _ = rows_of(module, q, k)
-    part, _ = rows_of(module, q[:, :, :1], k[:, :, :5])
+    part, _ = rows_of(module, q[:, :, :2], k[:, :, :5])
     assert whole.shape[1] == 17
-    assert_near(part[:, :5].detach(), whole[:, 4:9].detach())
-    assert_bits(part[:, 5:].detach(), torch.zeros(HEADS, 4, WIDTH).double())
+    assert_near(part[:, :6].detach(), whole[:, 4:10].detach())
+    assert_bits(part[:, 6:].detach(), torch.zeros(HEADS, 3, WIDTH).double())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_queries_are_projected_instead_of_the_rows(layout):
+    """In decoding, where the rows outnumber them: the same numbers, with rows that all heads share."""
+    module = with_parameters(nn.TransformerXL(WIDTH, HEADS, pos_dim=6, layout=layout))
+    q, k, v = heads_of(6, 9)
+    assert rows_of(module, q[:, :, -1:], k)[0].shape == (17, 6)
+    assert rows_of(module, q, k)[0].shape == (HEADS, 17, WIDTH)
+    whole, one = module.attend(q, k, v), module.attend(q[:, :, -1:], k, v)
+    assert_near(one.detach(), whole[:, :, -1:].detach(), scale=10)
+    narrow, (q, k, v) = module.to(torch.bfloat16), (x.bfloat16() for x in (q, k, v))
+    rounded = narrow.attend(q[:, :, -1:], k, v)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.double(), one.detach(), rtol=0, atol=0.1)
