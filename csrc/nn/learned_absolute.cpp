@@ -13,7 +13,9 @@ namespace {
 /// A module like `old` with another table.
 LearnedAbsolute resized(const LearnedAbsoluteImpl& old, std::vector<int64_t> size,
                         const LearnedAbsoluteResizeOptions& how) {
-  absolute_ops::Resize resize{.size = std::move(size), .prefix = how.prefix()};
+  absolute_ops::Resize resize;
+  resize.size = std::move(size);
+  resize.prefix = how.prefix();
   resize.mode = how.mode();
   resize.align_corners = how.align_corners();
   resize.antialias = how.antialias();
