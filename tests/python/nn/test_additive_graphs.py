@@ -95,7 +95,7 @@ def test_opcheck_of_fire(call):
     module = build("fire")
     inputs = [x.requires_grad_() for x in operands()]
     q, k, v = inputs
-    terms = {name: x.detach() for name, x in module.double()._with_terms(q, k, {}).items()}
+    terms = {name: x.detach() for name, x in module.double()._terms_of_op(q, k, None, None).items()}
     for name, x in terms.items():
         x.requires_grad_(name != "fire_knots")
     torch.library.opcheck(torch.ops.posenc.attention.default, (q, k, v), terms | call)

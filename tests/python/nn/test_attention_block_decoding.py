@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import posenc
-from block_stacks import BY_NAME, EMBED_DIM, HEAD_DIM, HEADS, KV_HEADS, STACKS
+from block_stacks import BY_NAME, EMBED_DIM, HEAD_DIM, HEADS, KV_HEADS, POSITIONED, STACKS
 from tolerances import assert_bits
 
 BATCH, LENGTH = 2, 9
@@ -67,7 +67,7 @@ def test_decoding_equals_one_pass(stack, namespace, chunks):
     assert_close(decode(block, x, CHUNKS[chunks], new_cache(namespace), positions), whole)
 
 
-@every_stack
+@pytest.mark.parametrize("stack", POSITIONED, ids=str)
 @pytest.mark.parametrize("chunks", ["token by token", "prompt, then tokens"])
 def test_decoding_with_left_padding_equals_each_row_alone(stack, chunks):
     """Rows of 9, 6 tokens: what the pads hold reaches nobody, and positions count from each row's first token."""

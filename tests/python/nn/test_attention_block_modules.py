@@ -24,7 +24,7 @@ MASK = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
 def call_of(stack):
     """Keyword arguments of a call that uses all that the stack allows."""
     places = torch.tensor([[0, 0, 1, 2, 3, 4], [3, 4, 5, 6, 8, 9]])
-    return {"positions": stack.positions(places), "key_mask": MASK}
+    return ({"positions": stack.positions(places)} if stack.takes_positions else {}) | {"key_mask": MASK}
 
 
 def graph_call_of(stack):

@@ -100,7 +100,7 @@ def test_values_of_tables_add_up():
     assert_near(layer(x), one(x), scale=10)
 
 
-@pytest.mark.parametrize("which", LISTS)
+@pytest.mark.parametrize("which", [name for name in LISTS if "swin" not in name])  # a grid has all its keys at once
 def test_token_by_token_equals_the_whole_pass(which):
     layer, x = layer_of(LISTS[which](), scale=0.3 if which == "shaw, deberta" else None), tokens()
     cache = nn.KVCache(2, HEADS, TOKENS, WIDTH, dtype=torch.float64)

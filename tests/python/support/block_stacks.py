@@ -19,12 +19,14 @@ class Stack:
         encodings: posenc.nn or posenc.nn.cpp -> the modules.
         axes: Axes of positions, where there are several.
         reads_positions: Given positions are read, so that they break a graph and have to be there.
+        takes_positions: False where an encoding that counts by index and one of distances stand together.
     """
 
     name: str
     encodings: Callable[..., list]
     axes: int | None = None
     reads_positions: bool = False
+    takes_positions: bool = True
 
     def block(self, namespace=posenc.nn, **options):
         """An Attention whose parameters are all away from zero, equal in both languages."""
@@ -39,8 +41,10 @@ class Stack:
         block.eval()  # CAPE moves positions in training
         return block
 
-    def positions(self, places: torch.Tensor) -> torch.Tensor:
+    def positions(self, places: torch.Tensor) -> torch.Tensor | None:
         """What the block takes to say that tokens are at `places` (B, T)."""
+        if not self.takes_positions:
+            return None
         if self.axes is None:
             return places
         return torch.stack([places // (axis + 1) for axis in range(self.axes)])
@@ -91,7 +95,7 @@ STACKS = [
     Stack("rotary_cable", lambda nn: [nn.Rotary(HEAD_DIM), nn.ForgettingBias(EMBED_DIM, HEADS, kind="cable")]),
     Stack("rotary_cope", lambda nn: [nn.Rotary(HEAD_DIM), nn.CoPE(HEAD_DIM, 5)]),
     Stack("xpos_cope_keys", lambda nn: [nn.XPos(HEAD_DIM), nn.CoPE(HEAD_DIM, 5, gate="key")]),
-    Stack("cope_shaw", lambda nn: [nn.CoPE(HEAD_DIM, 5), nn.ShawRelative(HEAD_DIM, 3)]),
+    Stack("cope_shaw", lambda nn: [nn.CoPE(HEAD_DIM, 5), nn.ShawRelative(HEAD_DIM, 3)], takes_positions=False),
     Stack(
         "rotary_fox_cope_keys_alibi",
         lambda nn: [
@@ -100,6 +104,7 @@ STACKS = [
             nn.CoPE(HEAD_DIM, 5, gate="key"),
             nn.ALiBi(HEADS),
         ],
+        takes_positions=False,
     ),
     Stack(
         "t5_fire_deberta",
@@ -112,4 +117,5 @@ STACKS = [
     Stack("rerope_alibi", lambda nn: [nn.ReRoPE(HEAD_DIM, 3), nn.ALiBi(HEADS)]),
     Stack("sinusoidal_rotary_alibi", lambda nn: [nn.Sinusoidal(EMBED_DIM), nn.Rotary(HEAD_DIM), nn.ALiBi(HEADS)]),
 ]
+POSITIONED = [stack for stack in STACKS if stack.takes_positions]
 BY_NAME = {stack.name: stack for stack in STACKS}

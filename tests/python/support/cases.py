@@ -19,7 +19,7 @@ FAMILIES = {
 }
 CASES = [case for family in FAMILIES.values() for case in family]
 
-BASES = {"AbsoluteEncoding", "AdditiveEncoding", "RotaryEncoding", "ScoreEncoding", "ScoreCall", "ScoreTerms"}
+BASES = {"AbsoluteEncoding", "AdditiveEncoding", "RotaryEncoding", "ScoreEncoding", "OpCall", "ScoreCall", "ScoreTerms"}
 ENCODINGS = set(posenc.nn.__all__) - BASES - {"Attention", "KVCache", "cpp"}
 # Those of pictures, which have all of their tokens at once: no layer of theirs decodes.
 GRIDS = {case.python for case in cases_grid.CASES}
