@@ -6,7 +6,8 @@ from pathlib import Path
 from results import Bound, Row, Section
 
 RESULTS = Path(__file__).parents[1] / "RESULTS.md"
-BEGIN = "<!-- Everything below this line is written by `make bench ARGS=--write`. -->"
+BEGIN = "<!-- {}: from here on written by `make bench ARGS=--write`. -->"
+END = "<!-- {}: up to here. -->"
 HEADINGS = ("case", "measured", "against", "time (min)", "against (min)", "ratio", "of minima", "target", "")
 
 
@@ -36,18 +37,23 @@ def summary(sections: Sequence[Section]) -> str:
 
 
 def write_results(sections: Sequence[Section], path: Path = RESULTS) -> None:
-    """Replaces the generated part of RESULTS.md; what is written above it by hand stays."""
-    parts = ["## Targets", summary(sections), *(render(section) for section in sections)]
-    replace_part("\n\n".join(parts), BEGIN, None, path)
+    """Replaces the generated parts of RESULTS.md of the families measured; all else stays. A title begins with the
+    family."""
+    families: dict[str, list[Section]] = {}
+    for section in sections:
+        families.setdefault(section.title.split(",")[0], []).append(section)
+    for family, measured in families.items():
+        parts = [f"## {family}: targets", summary(measured), *(render(section) for section in measured)]
+        replace_part("\n\n".join(parts), BEGIN.format(family), END.format(family), path)
 
 
-def replace_part(text: str, begin: str, end: str | None, path: Path = RESULTS) -> None:
-    """Writes `text` between two lines of the file; without the second, up to the file's end."""
+def replace_part(text: str, begin: str, end: str, path: Path = RESULTS) -> None:
+    """Writes `text` between two lines of the file."""
     head, found, rest = path.read_text().partition(begin)
-    _, ended, tail = rest.partition(end) if end else ("", "\n", "")
+    _, ended, tail = rest.partition(end)
     if not found or not ended:
         raise ValueError(f"{path}: a line around a generated part is missing: {begin if not found else end}")
-    path.write_text(f"{head}{begin}\n\n{text}\n" + (f"\n{end}{tail}" if end else ""))
+    path.write_text(f"{head}{begin}\n\n{text}\n\n{end}{tail}")
 
 
 def duration(seconds: float) -> str:

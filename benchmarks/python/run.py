@@ -64,7 +64,9 @@ def parse_options() -> argparse.Namespace:
         help="threads of the last section (default: all cores; 1: no such)",
     )
     parser.add_argument("--cpp", type=Path, metavar="PROGRAM", help="also run the C++ benchmarks, posenc_benchmarks")
-    parser.add_argument("--write", action="store_true", help="replace the numbers in benchmarks/RESULTS.md")
+    parser.add_argument(
+        "--write", action="store_true", help="replace the numbers of what is measured in benchmarks/RESULTS.md"
+    )
     parser.add_argument(
         "--curves",
         action="store_true",
@@ -72,8 +74,8 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, metavar="PATH", help="default: %(default)s")
     options = parser.parse_args()
-    if options.write and (options.quick or options.filter or options.only):
-        parser.error("--write takes whole measurements: leave out --quick, --filter and --only")
+    if options.write and (options.quick or options.filter):
+        parser.error("--write takes whole families: leave out --quick and --filter")
     if options.curves and (options.write or options.filter or options.only):
         parser.error("--curves measures cases of its own: leave out --write, --filter and --only")
     if options.threads < 1:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-FAMILIES = ("rotary", "attention", "contextual")
+FAMILIES = ("rotary", "attention", "contextual", "terms")
 
 # glibc returns blocks of this size and more to the system when they are freed, and the next ones cost page faults.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
@@ -18,7 +18,7 @@ AVX2 = {
 
 @dataclass(frozen=True)
 class Selection:
-    """Regular expressions for the names of a family's cases.
+    """Regular expressions for the names of a family's cases; empty: none of them.
 
     Attributes:
         avx2: Cases to repeat at AVX2.
@@ -53,6 +53,7 @@ SELECTIONS = {
         threads=r"^contextual CoPE npos 64 2048x64 forward\+backward float32",
         threads_unjudged=True,
     ),
+    "terms": Selection(avx2=r"^terms .*2048x64", kept="", threads="", threads_unjudged=False),
 }
 
 
@@ -86,9 +87,10 @@ def first(family: str) -> Setup:
 def further(family: str, instruction_set: str, threads: int) -> Iterator[Setup]:
     """The others. AVX2 is a setup of its own where the first one had AVX-512."""
     cases, name = SELECTIONS[family], family.capitalize()
-    yield Setup(family, f"{name}, allocator that keeps memory", KEEP_MEMORY, cases.kept)
+    if cases.kept:
+        yield Setup(family, f"{name}, allocator that keeps memory", KEEP_MEMORY, cases.kept)
     if "posenc avx512" in instruction_set:
         yield Setup(family, f"{name}, AVX2, default allocator", AVX2, cases.avx2)
-    if threads > 1:
+    if threads > 1 and cases.threads:
         title = f"{name}, {threads} threads, not judged"
         yield Setup(family, title, {}, cases.threads, threads, judged_only=not cases.threads_unjudged)

@@ -58,7 +58,7 @@ def test_filter_that_matches_nothing_is_an_error():
 def test_results_are_not_replaced_by_a_partial_run():
     done = run("--write", "--quick")
     assert done.returncode == 2
-    assert "--write takes whole measurements" in done.stderr
+    assert "--write takes whole families" in done.stderr
 
 
 @pytest.fixture
@@ -165,28 +165,29 @@ def test_every_kind_of_attention_case_runs_and_is_correct(attention):
             for mode in both
         },
         **{
-            f"{term} 4/4 heads 40x16 {mode} float32": {
-                (f"attention {term}", "attention"),
-                (f"attention {term}", "its formula, eager"),
-            }
-            for term in (
-                "sinks",
-                "softcap 50",
-                "softcap 5",
-                "mask that hides nothing",
-                "window of two sides",
-                "relative, query of its own",
-                "position to content",
-                "DeBERTa",
-                "grid bias",
-                "relative on two axes",
-            )
-            for mode in both
-        },
-        **{
             f"decode 4/2 heads 40x16 forward {dtype}": {("attention", "SDPA"), ("attention", "read of k and v")}
             for dtype in ("float32", "bfloat16")
         },
+    }
+
+
+def test_every_term_has_cases_that_run_and_are_correct(modules, tmp_path):
+    import terms
+
+    path = tmp_path / "numbers.json"
+    done = run("--quick", "--only", "terms", "--filter", "^terms tiny", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    (section,) = json.loads(path.read_text())
+    sides = {}
+    for row in section["rows"]:
+        sides.setdefault(row["case"], set()).add((row["ours"], row["peer"]))
+    assert sides == {
+        f"terms tiny {term} 4/4 heads 40x16 {mode} float32": {
+            (f"attention {term}", "attention"),
+            (f"attention {term}", "its formula, eager"),
+        }
+        for term in terms.TERMS
+        for mode in ("forward", "forward+backward")
     }
 
 
@@ -376,13 +377,20 @@ def test_targets_are_judged_by_the_ratio_of_medians(modules, tmp_path):
     write([section], tmp_path / "numbers.json")
     assert read(tmp_path / "numbers.json") == [section]
 
-    results = tmp_path / "RESULTS.md"
-    results.write_text(f"by hand\n\n{report.BEGIN}\n\nold\n")
-    report.write_results([section], results)
-    text = results.read_text()
-    assert text.startswith("by hand\n") and "## Title" in text and "old" not in text
 
-    report.replace_part("new", "by hand", report.BEGIN, results)
-    assert results.read_text() == text.replace("by hand\n", "by hand\n\nnew\n", 1)
-    with pytest.raises(ValueError, match="a line around a generated part is missing: no such line"):
-        report.replace_part("new", "by hand", "no such line", results)
+def test_results_of_one_family_leave_the_others(modules, tmp_path):
+    import report
+    from results import Row, Section, Timing
+
+    results, timing = tmp_path / "RESULTS.md", Timing(1.0, 0.5, 7)
+    first, second = (f"{report.BEGIN.format(name)}\n\nold {name}\n\n{report.END.format(name)}\n" for name in "AB")
+    results.write_text(f"by hand\n\n{first}\n{second}the end\n")
+    sections = [Section(f"B, {title}", {}, [Row("a", "x", "y", timing, timing, 0.5)]) for title in ("one", "two")]
+    report.write_results(sections, results)
+    text = results.read_text()
+    assert text.startswith(f"by hand\n\n{first}\n") and text.endswith("the end\n") and "old B" not in text
+    assert "0 of 2 targets met." in text and text.index("## B, one") < text.index("## B, two")
+    report.write_results(sections, results)
+    assert results.read_text() == text
+    with pytest.raises(ValueError, match="a line around a generated part is missing: <!-- C: from here on"):
+        report.write_results([Section("C, default", {}, [])], results)
