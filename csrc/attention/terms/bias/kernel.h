@@ -68,26 +68,40 @@ bool hides_all(const ConstRows& bias, const Tile& t) {
 }
 
 /// Adds the bias to a tile of scores. True where an entry hides its key; such entries are 0 in `mask` then, which
-/// otherwise says what the tile's cover says.
+/// otherwise says what the tile's cover says. `expected`: that some do, so that the bias is read once; else it is read
+/// again where some do.
 template <typename T>
-bool add_bias(const ConstRows& bias, const Visibility& v, const Tile& t, T* mask, T* scores) {
+bool add_bias(const ConstRows& bias, const Visibility& v, const Tile& t, bool expected, T* mask, T* scores) {
   const Vec<T> bound(hiding_bound_of<T>(bias)), log2e(static_cast<T>(kLog2E)), zero(T(0));
   Vec<T> hidden(T(0));
-  for_each_bias<T>(bias, t, [&](int64_t k, int64_t q, const Vec<T>& x) {
+  const auto add = [&](int64_t k, int64_t q, const Vec<T>& x) {
     T* to = scores + k * kTileQueries + q;
     hidden = hidden | (x <= bound);
     fmadd(x, log2e, Vec<T>::loadu(to)).store(to);
-  });
+  };
+  const auto hide = [&](int64_t k, int64_t q, const Vec<T>& x) {
+    T* to = mask + k * kTileQueries + q;
+    Vec<T>::blendv(Vec<T>::loadu(to), zero, x <= bound).store(to);
+  };
+  const auto begin_mask = [&] {
+    if (t.cover != Cover::kSome) {
+      fill_mask(v, t, mask);
+    }
+  };
+  if (expected) {
+    begin_mask();
+    for_each_bias<T>(bias, t, [&](int64_t k, int64_t q, const Vec<T>& x) {
+      add(k, q, x);
+      hide(k, q, x);
+    });
+    return cpu::any_lane(hidden);
+  }
+  for_each_bias<T>(bias, t, add);
   if (!cpu::any_lane(hidden)) {
     return false;
   }
-  if (t.cover != Cover::kSome) {
-    fill_mask(v, t, mask);
-  }
-  for_each_bias<T>(bias, t, [&](int64_t k, int64_t q, const Vec<T>& x) {
-    T* to = mask + k * kTileQueries + q;
-    Vec<T>::blendv(Vec<T>::loadu(to), zero, x <= bound).store(to);
-  });
+  begin_mask();
+  for_each_bias<T>(bias, t, hide);
   return true;
 }
 
@@ -128,7 +142,8 @@ class BiasTile : public TileTerm<T> {
   bool changes_scores() const { return true; }
 
   void add(Tile& t, const Operands<T>& /*operands*/, T* mask, T* scores) {
-    if (add_bias(bias_, visible_, t, mask, scores)) {
+    hides_some_ = add_bias(bias_, visible_, t, hides_some_, mask, scores);
+    if (hides_some_) {
       t.cover = Cover::kSome;
       t.diagonal = kNoDiagonal;
     }
@@ -144,6 +159,8 @@ class BiasTile : public TileTerm<T> {
   const ConstRows& bias_;
   const BiasGradient<T>* grad_;
   const Visibility& visible_;
+  /// Of the last tile; the next one is probably alike.
+  bool hides_some_ = false;
 };
 
 template <typename T>

@@ -5,8 +5,30 @@
 #include "attention/terms/mask/head.h"
 #include "attention/tile/term.h"
 
+#include <cstring>
+
 namespace posenc::attention_ops {
 namespace {
+
+/// Bytes of a word.
+constexpr int64_t kMaskSide = 8;
+static_assert(kTileQueries % kMaskSide == 0, "rows of a tile are whole words");
+
+/// Byte j of word i becomes byte i of word j, where byte 0 is the lowest: blocks of 4 x 4 bytes change places, in these
+/// blocks of 2 x 2, in these bytes.
+inline void transpose_bytes(uint64_t (&words)[kMaskSide]) {
+  constexpr uint64_t kLow[] = {0x00000000FFFFFFFF, 0x0000FFFF0000FFFF, 0x00FF00FF00FF00FF};
+  for (int64_t step = 0, side = kMaskSide / 2; side > 0; ++step, side /= 2) {
+    for (int64_t i = 0; i < kMaskSide; ++i) {
+      if ((i & side) == 0) {
+        uint64_t &low = words[i], &high = words[i + side];
+        const uint64_t changed = ((low >> (8 * side)) ^ high) & kLow[step];
+        low ^= changed << (8 * side);
+        high ^= changed;
+      }
+    }
+  }
+}
 
 template <typename T>
 class MaskTile : public TileTerm<T> {
@@ -47,26 +69,18 @@ class MaskTile : public TileTerm<T> {
     if (!hides_some_) {
       return;
     }
-    if (t.cover != Cover::kSome) {
+    const bool hides_alone = t.cover == Cover::kAll;
+    if (t.cover == Cover::kDiagonal) {
       fill_mask(visible_, t, mask);
     }
-    constexpr int64_t kSide = Vec<T>::size();
-    alignas(64) T rows[kSide * kSide], columns[kSide * kSide];
-    for (int64_t q = 0; q < t.queries; q += kSide) {
-      const int64_t queries = std::min(kSide, t.queries - q);
-      std::fill(rows + queries * kSide, rows + kSide * kSide, T(0));
-      for (int64_t k = 0; k < t.keys; k += kSide) {
-        const int64_t keys = std::min(kSide, t.keys - k);
-        for (int64_t i = 0; i < queries; ++i) {
-          const bool* from = row_of(t, q + i) + k * head_.column;
-          for (int64_t j = 0; j < keys; ++j) {
-            rows[i * kSide + j] = from[j * head_.column] ? T(1) : T(0);
-          }
-        }
-        transpose_square(rows, kSide, columns, kSide);
-        for (int64_t j = 0; j < keys; ++j) {
-          T* to = mask + (k + j) * kTileQueries + q;
-          (Vec<T>::loadu(to) * Vec<T>::loadu(columns + j * kSide)).store(to);
+    uint8_t seen[kMaskSide][kTileQueries];
+    for (int64_t k = 0; k < t.keys; k += kMaskSide) {
+      const int64_t keys = std::min(kMaskSide, t.keys - k);
+      take_keys(t, k, keys, seen);
+      for (int64_t j = 0; j < keys; ++j) {
+        T* to = mask + (k + j) * kTileQueries;
+        for (int64_t q = 0; q < t.lanes; ++q) {
+          to[q] = seen[j][q] == 0 ? T(0) : hides_alone ? T(1) : to[q];
         }
       }
     }
@@ -75,6 +89,34 @@ class MaskTile : public TileTerm<T> {
   }
 
  private:
+  /// What each query sees of `keys` keys from the tile's k-th on, a row for each key.
+  void take_keys(const Tile& t, int64_t k, int64_t keys, uint8_t (&seen)[kMaskSide][kTileQueries]) const {
+    if (head_.row == 0) {
+      for (int64_t j = 0; j < keys; ++j) {
+        std::fill_n(seen[j], t.queries, static_cast<uint8_t>(row_of(t, 0)[(k + j) * head_.column]));
+        std::fill(seen[j] + t.queries, seen[j] + t.lanes, uint8_t{0});
+      }
+      return;
+    }
+    for (int64_t q = 0; q < t.lanes; q += kMaskSide) {
+      uint64_t rows[kMaskSide] = {};
+      for (int64_t i = 0; i < std::min(kMaskSide, t.queries - q); ++i) {
+        const bool* from = row_of(t, q + i) + k * head_.column;
+        if (head_.column == 1) {
+          std::memcpy(&rows[i], from, keys == kMaskSide ? kMaskSide : keys);
+        } else {
+          for (int64_t j = 0; j < keys; ++j) {
+            rows[i] |= static_cast<uint64_t>(from[j * head_.column]) << (8 * j);
+          }
+        }
+      }
+      transpose_bytes(rows);
+      for (int64_t j = 0; j < keys; ++j) {
+        std::memcpy(seen[j] + q, &rows[j], kMaskSide);
+      }
+    }
+  }
+
   const bool* row_of(const Tile& t, int64_t q) const {
     return head_.data + (t.first_query + q) * head_.row + t.first_key * head_.column;
   }
