@@ -1,6 +1,7 @@
 #include "bindings.h"
 
 #include <posenc/scaling.h>
+#include <posenc/sdpa.h>
 #include <posenc/version.h>
 
 #include <pybind11/stl.h>
@@ -24,4 +25,8 @@ PYBIND11_MODULE(_C, m) {
   bind_positions(positions);
   auto nn = m.def_submodule("nn");
   bind_nn(nn);
+  auto sdpa = m.def_submodule("sdpa");
+  define(sdpa, "activate", &posenc::sdpa::activate);
+  define(sdpa, "restore", &posenc::sdpa::restore);
+  define(sdpa, "is_active", &posenc::sdpa::is_active);
 }

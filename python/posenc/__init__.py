@@ -2,7 +2,7 @@
 
 `posenc.ops` are functions of tensors, `posenc.nn` modules, `posenc.scaling` the ways to stretch rotary encodings to
 longer contexts, `posenc.positions` helpers that compute positions. The same names exist in C++. `posenc.plot` draws
-what encodings do.
+what encodings do. `posenc.sdpa` puts posenc in the place of torch's scaled_dot_product_attention on CPUs.
 """
 
 import torch as _torch
@@ -32,7 +32,7 @@ def _minor(version: str) -> list[str]:
 _check_torch()
 
 from posenc import _C as _C  # noqa: E402  (first: it loads libposenc, which defines the ops)
-from posenc import hf, nn, ops, plot, positions, scaling  # noqa: E402
+from posenc import hf, nn, ops, plot, positions, scaling, sdpa  # noqa: E402
 from posenc._build_info import version as __version__  # noqa: E402
 
-__all__ = ["__version__", "hf", "nn", "ops", "plot", "positions", "scaling"]
+__all__ = ["__version__", "hf", "nn", "ops", "plot", "positions", "scaling", "sdpa"]

@@ -6,4 +6,5 @@
 #include <posenc/ops.h>
 #include <posenc/positions.h>
 #include <posenc/scaling.h>
+#include <posenc/sdpa.h>
 #include <posenc/version.h>

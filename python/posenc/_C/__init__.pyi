@@ -1,6 +1,7 @@
 from posenc._C import nn as nn
 from posenc._C import positions as positions
 from posenc._C import scaling as scaling
+from posenc._C import sdpa as sdpa
 
 def version() -> str: ...
 def torch_version() -> str: ...
