@@ -78,7 +78,9 @@ struct Call {
   /// Whether softcap acts on the sum of all terms.
   bool caps_sum() const { return softcap && softcap_on == "sum"; }
   /// What query . key is multiplied by.
-  double score_scale() const { return scale ? *scale : 1.0 / std::sqrt(static_cast<double>(query().size(-1))); }
+  double score_scale() const {
+    return scale ? *scale : 1.0 / std::sqrt(static_cast<double>(query().sym_size(-1).guard_int(__FILE__, __LINE__)));
+  }
   /// What products of query with grid_rel_y and grid_rel_x are multiplied by.
   double grid_scale() const { return grid_rel_scale ? *grid_rel_scale : score_scale(); }
 

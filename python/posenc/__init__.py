@@ -32,7 +32,7 @@ def _minor(version: str) -> list[str]:
 _check_torch()
 
 from posenc import _C as _C  # noqa: E402  (first: it loads libposenc, which defines the ops)
-from posenc import hf, nn, ops, plot, positions, scaling, sdpa  # noqa: E402
+from posenc import export, hf, nn, ops, plot, positions, scaling, sdpa  # noqa: E402
 from posenc._build_info import version as __version__  # noqa: E402
 
-__all__ = ["__version__", "hf", "nn", "ops", "plot", "positions", "scaling", "sdpa"]
+__all__ = ["__version__", "export", "hf", "nn", "ops", "plot", "positions", "scaling", "sdpa"]

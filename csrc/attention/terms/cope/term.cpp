@@ -70,7 +70,7 @@ void Cope::add_scores(const Operands& o, const Block& block, Tensor& scores) {
   const Positions p = positions(o, block);
   const Tensor z = by_entry(o, block);
   const Tensor at_cell = look_up(o, z, p.cell), at_next = look_up(o, z, p.next);
-  const Tensor position_logits = (1 - p.fraction) * at_cell + p.fraction * at_next;
+  const Tensor position_logits = at::rsub(p.fraction, 1) * at_cell + p.fraction * at_next;
   scores = scores + position_logits * position_scale(o);
 }
 
@@ -82,7 +82,7 @@ void Cope::add_gradients(const Operands& o, const Block& block, const Tensor& gr
   const Tensor grad_logits = grad * position_scale(o);
 
   const c10::SymInt entries = table.sym_size(2);
-  const Tensor grad_z = sum_bins(o, grad_logits * (1 - p.fraction), p.cell, entries) +
+  const Tensor grad_z = sum_bins(o, grad_logits * at::rsub(p.fraction, 1), p.cell, entries) +
                         sum_bins(o, grad_logits * p.fraction, p.next, entries);
   const Tensor slope = look_up(o, z, p.next) - look_up(o, z, p.cell);
   const Tensor grad_sum = at::where(p.unsaturated.logical_and(block.visible), grad_logits * slope, 0.0);
