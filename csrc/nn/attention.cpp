@@ -124,7 +124,7 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
                       (dims == 1 || positions->size(-2) == x.size(0) || positions->size(-2) == 1);
     TORCH_CHECK_VALUE(fits,
                       "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) "
-                      "beside x of shape ",
+                      "with x of shape ",
                       x.sizes(), ", but got ", positions->sizes());
     const bool by_index = any_score(encodings, [](const auto* score) { return !score->takes_positions(); });
     TORCH_CHECK_VALUE(
@@ -132,7 +132,7 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
         "Attention: expected no positions with a score encoding that goes by index, and one of distances: "
         "leave positions out, so that both count tokens");
     TORCH_CHECK_VALUE(dims < 3 || members<ScoreEncoding>(encodings).empty(),
-                      "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, "
+                      "Attention: expected positions of shape (length) or (batch, length) with a score encoding, "
                       "whose distances have one axis, but got ",
                       positions->sizes());
   }
@@ -156,7 +156,7 @@ void AttentionImpl::check_call(const at::Tensor& x, const AttentionForwardOption
   if (positions && positions->dim() == 3) {
     TORCH_CHECK_VALUE(axial,
                       "Attention: expected a rotary or absolute encoding that takes positions of several axes, "
-                      "beside positions of shape ",
+                      "with positions of shape ",
                       positions->sizes());
   }
   for (const auto* encoding : rotary) {

@@ -93,11 +93,12 @@ void check_encodings(const AttentionOptions& o) {
   }
   const auto scores = members<ScoreEncoding>(o.encodings());
   for (const auto* score : scores) {
-    TORCH_CHECK_VALUE(!score->rotates() || members<RotaryEncoding>(o.encodings()).empty(),
-                      "Attention: expected no rotary encoding beside a score encoding that rotates queries and keys "
-                      "itself");
+    TORCH_CHECK_VALUE(
+        !score->rotates() || members<RotaryEncoding>(o.encodings()).empty(),
+        "Attention: expected no rotary encoding together with a score encoding that rotates queries and keys "
+        "itself");
     TORCH_CHECK_VALUE(!score->always_causal() || is_causal(o),
-                      "Attention: expected is_causal to be true beside a score encoding that is causal by definition");
+                      "Attention: expected is_causal to be true with a score encoding that is causal by definition");
   }
   if (scores.size() > 1) {
     check_together(scores, o.scale());

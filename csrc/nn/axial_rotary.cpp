@@ -19,7 +19,7 @@ void check(const AxialRotaryOptions& o) {
                     "AxialRotary: expected head_dim to be a multiple of 2 * num_axes = ", 2 * o.num_axes(),
                     ", but got ", o.head_dim());
   TORCH_CHECK_VALUE(!o.num_heads() || o.learnable(),
-                    "AxialRotary: expected num_heads only beside learnable=True, but got ", o.num_heads().value_or(0));
+                    "AxialRotary: expected num_heads only with learnable=True, but got ", o.num_heads().value_or(0));
   check_numbers("AxialRotary", "num_axes * num_heads * head_dim",
                 {o.num_axes(), o.num_heads().value_or(1), o.head_dim()}, 2 * kMostEntries);
 }

@@ -34,7 +34,7 @@ void check(const CoPEOptions& o) {
   check_numbers("CoPE", "num_heads * head_dim * max_positions",
                 {o.num_heads().value_or(1), o.head_dim(), o.max_positions()});
   TORCH_CHECK_VALUE(!o.gate_bias() || o.num_heads(),
-                    "CoPE: expected num_heads beside gate_bias, which has one number for each head");
+                    "CoPE: expected num_heads with gate_bias, which has one number for each head");
 }
 
 CoPEImpl::CoPEImpl(CoPEOptions options) : options(std::move(options)) { reset(); }

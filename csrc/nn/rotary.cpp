@@ -14,7 +14,7 @@ void check(const RotaryOptions& o) {
   check_options("Rotary", o);
   check_rotary_width("Rotary", o.head_dim(), name, width(o));
   TORCH_CHECK_VALUE(!o.learnable() || !scaling::depends_on_length(o.scaling()),
-                    "Rotary: expected a scaling that does not depend on the length beside learnable=True, but got ",
+                    "Rotary: expected a scaling that does not depend on the length with learnable=True, but got ",
                     o.scaling());
 }
 

@@ -14,8 +14,7 @@ int64_t length_of(const char* module, const at::Tensor& x, const RotaryForwardOp
     }
     const int64_t last = call.positions()->max().item<int64_t>();
     TORCH_CHECK_VALUE(last < std::numeric_limits<int64_t>::max(), module,
-                      ": expected positions below 2^63 - 1 beside a scaling that depends on the length, but got ",
-                      last);
+                      ": expected positions below 2^63 - 1 with a scaling that depends on the length, but got ", last);
     return std::max<int64_t>(1, last + 1);
   }
   const bool rows = call.offsets() && call.offsets()->numel() > 0;

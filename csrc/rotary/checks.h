@@ -68,7 +68,7 @@ inline AngleShape check_frequencies(const char* op, const Tensor& inv_freq,
                       ": expected inv_freq to have at least one axis, but got ", inv_freq.sym_sizes());
   }
   if (axes) {
-    TORCH_CHECK_VALUE(inv_freq.dim() == 1, op, ": expected inv_freq of shape (R/2) beside axes, but got ",
+    TORCH_CHECK_VALUE(inv_freq.dim() == 1, op, ": expected inv_freq of shape (R/2) with axes, but got ",
                       inv_freq.sym_sizes());
     TORCH_CHECK_VALUE(holds(shape.pairs.sym_eq(static_cast<int64_t>(axes->size()))), op,
                       ": expected one entry of axes for each of the ", shape.pairs, " frequencies, but got ",
@@ -101,7 +101,7 @@ inline void check_positions(const char* op, const OptionalTensor& positions, con
     }
     return;
   }
-  TORCH_CHECK_VALUE(holds(offset.sym_eq(0)), op, ": expected no offset beside positions, but got offset ", offset,
+  TORCH_CHECK_VALUE(holds(offset.sym_eq(0)), op, ": expected no offset with positions, but got offset ", offset,
                     "; add it to the positions");
   const Tensor& p = *positions;
   check_dense(op, "positions", p);
@@ -174,7 +174,7 @@ inline AngleShape check_tables(const OptionalTensor& positions, const Tensor& in
                      ": expected decay to be float64 or float32, but got ", decay.scalar_type());
     TORCH_CHECK_VALUE(!shape.multi_axis && decay.dim() == 1 && holds(decay.sym_size(0).sym_eq(shape.pairs)), op,
                       ": expected decay of shape (R/2) like inv_freq on a single position axis, but got ",
-                      decay.sym_sizes(), " beside inv_freq of shape ", inv_freq.sym_sizes());
+                      decay.sym_sizes(), " with inv_freq of shape ", inv_freq.sym_sizes());
     check_same_device(op, "decay", decay, inv_freq.device());
   }
   TORCH_CHECK_VALUE(std::isfinite(o.centre()), op, ": expected a finite centre, but got ", o.centre());

@@ -60,7 +60,7 @@ Tensor angles(const OptionalTensor& positions, const Tensor& inv_freq, const Rot
   return sum;
 }
 
-/// A table as (.., 1 or H, T, R/2) beside (B, H, T, D).
+/// A table as (.., 1 or H, T, R/2) for (B, H, T, D).
 Tensor with_heads(const Tensor& table) { return table.dim() == 3 ? table.unsqueeze(1) : table; }
 
 /// The elements a and b of the first `pairs` pairs of x, in x's arithmetic type.

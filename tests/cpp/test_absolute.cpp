@@ -263,7 +263,7 @@ TEST(LearnedAbsoluteResize, WhatHasNoMeaningIsRefusedByName) {
   expect_error([&] { module->resize({3, 3}, how().grid(Grid{3, 3})); }, "expected grid to be the (rows, columns)");
   expect_error([&] { module->resize({3, 3}, how().prefix(10)); }, "expected prefix from 0 to 9");
   expect_error([&] { module->resize(20, how().mode("bicubic")); }, "expected mode to be 'linear'");
-  expect_error([&] { module->resize(20, how().antialias(true)); }, "expected antialias only beside a new grid");
+  expect_error([&] { module->resize(20, how().antialias(true)); }, "expected antialias only with a new grid");
   expect_error([&] { module->resize({3, 0}, how().prefix(1)); }, "at least 1 row and 1 column, but got [3, 0]");
 }
 

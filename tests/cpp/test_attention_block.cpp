@@ -117,7 +117,7 @@ TEST(AttentionBlock, EncodingsThatDoNotFitTogetherAreRefused) {
   expect_error([] { Attention(grouped().with(FIRE(kHeads), FIRE(kHeads)))->forward(torch::randn({1, 3, kWidth})); },
                "FIRE: expected no other encoding");
   expect_error([] { Attention(grouped().with(Rotary(kHeadDim), ReRoPE(kHeadDim, 4))); },
-               "expected no rotary encoding beside a score encoding that rotates");
+               "expected no rotary encoding together with a score encoding that rotates");
   expect_error([] { Attention(grouped().with(CoPE(kHeadDim, 5)).is_causal(false)); }, "expected is_causal to be true");
   expect_error<c10::TypeError>([] { Attention(grouped().with(torch::nn::Linear(2, 2))); },
                                "absolute, rotary or score encodings of posenc, but got torch::nn::LinearImpl");

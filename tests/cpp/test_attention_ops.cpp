@@ -1,4 +1,4 @@
-/// The attention ops from C++, beside their values: dropout, rows that see nothing, numbers that are none, threads,
+/// The attention ops from C++, apart from their values: dropout, rows that see nothing, numbers that are none, threads,
 /// memory that threads keep, errors. Runs at each instruction-set level.
 
 #include "attention_cases.h"

@@ -177,7 +177,7 @@ TEST(ContextualModules, WrongOptionsAndCallsNameTheModule) {
   expect_error([] { ReRoPE(7); }, "ReRoPE: expected head_dim to be even, but got 7");
   expect_error([] { ReRoPE(ReRoPEOptions(8).leak(0.5)); }, "ReRoPE: expected leak to be at least 1");
   expect_error([] { SelfExtend(SelfExtendOptions(8).group(0)); }, "SelfExtend: expected group to be at least 1");
-  expect_error([] { CoPE(CoPEOptions(8, 4).gate_bias(0.0)); }, "CoPE: expected num_heads beside gate_bias");
+  expect_error([] { CoPE(CoPEOptions(8, 4).gate_bias(0.0)); }, "CoPE: expected num_heads with gate_bias");
 
   const auto [q, k, v] = operands(5, 5);
   const auto narrow = q.narrow(3, 0, 6), positions = torch::arange(5);

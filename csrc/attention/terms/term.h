@@ -2,7 +2,7 @@
 
 /// What every device shares of a term. A term is something that scores are made of in addition to scale * query . key.
 ///
-/// A term is a folder, terms/NAME, a word of terms/order.h, and an include in each of the lists beside it:
+/// A term is a folder, terms/NAME, a word of terms/order.h, and an include in each of the lists of this folder:
 ///
 /// - term.h, term.cpp: its inputs, their rules, and its plain ATen form. It derives from Term, below, and overrides
 ///   what it takes part in. (terms/list.h)

@@ -42,8 +42,8 @@ inline void check_call(const char* module, const Tensor& x, const c10::SymInt& d
     TORCH_CHECK_TYPE(at::isIntegralType(rows.scalar_type(), false), module,
                      ": expected a tensor offset to be an integer type, but got ", rows.scalar_type());
     TORCH_CHECK_VALUE(batched && rows.dim() == 1 && holds(rows.sym_size(0).sym_eq(x.sym_size(0))), module,
-                      ": expected a tensor offset of shape (batch) beside x of shape (batch, length, dim), but got ",
-                      rows.sym_sizes(), " beside x of shape ", x.sym_sizes());
+                      ": expected a tensor offset of shape (batch) with x of shape (batch, length, dim), but got ",
+                      rows.sym_sizes(), " with x of shape ", x.sym_sizes());
     TORCH_CHECK_VALUE(!place.positions && holds(place.offset.sym_eq(0)), module,
                       ": expected either positions or one offset, but got several");
     check_same_device(module, "offset", rows, x.device());
@@ -52,7 +52,7 @@ inline void check_call(const char* module, const Tensor& x, const c10::SymInt& d
     check_last_position(module, place.offset, x.sym_size(-2));
     return;
   }
-  TORCH_CHECK_VALUE(holds(place.offset.sym_eq(0)), module, ": expected no offset beside positions, but got offset ",
+  TORCH_CHECK_VALUE(holds(place.offset.sym_eq(0)), module, ": expected no offset with positions, but got offset ",
                     place.offset, "; add it to the positions");
   const Tensor& p = *place.positions;
   const bool integer = at::isIntegralType(p.scalar_type(), false);
@@ -103,35 +103,33 @@ inline ResizeRule check_resize(const Tensor& weight, at::IntArrayRef size, int64
     TORCH_CHECK_VALUE(size[0] > prefix, module, ": expected new_positions to be more than prefix = ", prefix,
                       ", whose rows are kept, but got ", size[0]);
     TORCH_CHECK_VALUE(rule.mode == "linear", module,
-                      ": expected mode to be 'linear' beside a number of rows (a grid (rows, columns) takes 'bilinear' "
+                      ": expected mode to be 'linear' with a number of rows (a grid (rows, columns) takes 'bilinear' "
                       "and 'bicubic'), but got '",
                       rule.mode, "'");
-    TORCH_CHECK_VALUE(!grid, module, ": expected grid only beside a new grid (rows, columns), but got ", *grid,
-                      " beside the number of rows ", size[0]);
+    TORCH_CHECK_VALUE(!grid, module, ": expected grid only with a new grid (rows, columns), but got ", *grid,
+                      " with the number of rows ", size[0]);
     TORCH_CHECK_VALUE(!antialias, module,
-                      ": expected antialias only beside a new grid (rows, columns), but got a number of rows, ",
-                      size[0]);
+                      ": expected antialias only with a new grid (rows, columns), but got a number of rows, ", size[0]);
     check_numbers(module, "new_positions * dim", {size[0], weight.sym_size(1).guard_int(__FILE__, __LINE__)});
     return rule;
   }
   TORCH_CHECK_VALUE(size[0] >= 1 && size[1] >= 1, module,
                     ": expected a new grid of at least 1 row and 1 column, but got ", size);
   check_numbers(module, "rows * columns * dim", {size[0], size[1], weight.sym_size(1).guard_int(__FILE__, __LINE__)});
-  TORCH_CHECK_VALUE(
-      rule.mode == "bilinear" || rule.mode == "bicubic", module,
-      ": expected mode to be 'bilinear' or 'bicubic' beside a grid (a number of rows takes 'linear'), but "
-      "got '",
-      rule.mode, "'");
+  TORCH_CHECK_VALUE(rule.mode == "bilinear" || rule.mode == "bicubic", module,
+                    ": expected mode to be 'bilinear' or 'bicubic' with a grid (a number of rows takes 'linear'), but "
+                    "got '",
+                    rule.mode, "'");
   if (grid) {
     TORCH_CHECK_VALUE(grid->size() == 2 && (*grid)[0] >= 1 && (*grid)[1] >= 1 && rule.old_rows % (*grid)[0] == 0 &&
                           rule.old_rows / (*grid)[0] == (*grid)[1],
                       module, ": expected grid to be the (rows, columns) of the ", rule.old_rows,
-                      " positions behind the prefix, but got ", *grid);
+                      " positions after the prefix, but got ", *grid);
     rule.old_grid = grid->vec();
   } else {
     const auto side = static_cast<int64_t>(std::llround(std::sqrt(static_cast<double>(rule.old_rows))));
     TORCH_CHECK_VALUE(side * side == rule.old_rows, module, ": expected grid=(rows, columns), as the ", rule.old_rows,
-                      " positions behind the prefix are no square; is prefix = ", prefix, " right?");
+                      " positions after the prefix are no square; is prefix = ", prefix, " right?");
     rule.old_grid = {side, side};
   }
   return rule;

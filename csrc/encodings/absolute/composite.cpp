@@ -10,7 +10,7 @@
 namespace posenc::absolute_ops {
 namespace {
 
-/// The sum in the wider of both dtypes (float32 for 16-bit x beside a float32 encoding), rounded once to that of x.
+/// The sum in the wider of both dtypes (float32 for 16-bit x with a float32 encoding), rounded once to that of x.
 Tensor plus(const Tensor& x, const Tensor& encoding) { return x.add(encoding).to(x.scalar_type()); }
 
 /// 0, 1, .., T-1 from where the call starts, as `options` say: (T) or (B, T).
@@ -128,7 +128,7 @@ Tensor cape_composite(const Tensor& x, const OptionalTensor& positions, const Te
   return plus(x, sinusoids("CAPE", x, place, inv_freq, dim));
 }
 
-/// Rows behind the prefix as an image (1, dim, rows, columns), interpolated as torch.nn.functional.interpolate does.
+/// Rows after the prefix as an image (1, dim, rows, columns), interpolated as torch.nn.functional.interpolate does.
 Tensor interpolated_grid(const Tensor& rows, at::IntArrayRef from, at::IntArrayRef to, const std::string& mode,
                          bool align_corners, bool antialias) {
   const Tensor image = rows.t().unflatten(-1, from).unsqueeze(0);

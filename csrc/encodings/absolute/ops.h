@@ -33,7 +33,7 @@ struct Columns {
 
 /// How a learned table becomes one for other positions.
 struct Resize {
-  /// The new number of rows, or the rows and columns of the new grid behind the prefix.
+  /// The new number of rows, or the rows and columns of the new grid after the prefix.
   std::vector<int64_t> size;
   int64_t prefix = 0;
   /// Rows and columns of the old grid; absent: a square.

@@ -50,7 +50,7 @@ void check_buckets(const char* op, int64_t num_buckets, int64_t max_distance, bo
 /// The reach of a span. Positions that are given are read; ones more than 2^24 tokens apart raise.
 Reach reach(const char* module, const Span& span);
 
-// Each of the following is float32 (float64 beside a float64 query) and raises unless the query has as many heads as
+// Each of the following is float32 (float64 with a float64 query) and raises unless the query has as many heads as
 // the encoding. Tables (H, 2R+1) are the distance_bias of posenc::attention().
 
 /// slopes (H) as alibi_slopes of posenc::attention().

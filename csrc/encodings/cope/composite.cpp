@@ -30,7 +30,7 @@ void check_call(const Tensor& query, const Tensor& attn_logits, const Tensor& po
                     ", but got ", query.sym_sizes());
   const auto same = [&](int64_t d) { return holds(attn_logits.sym_size(d).sym_eq(query.sym_size(d))); };
   TORCH_CHECK_VALUE(attn_logits.dim() == 4 && same(0) && same(1) && same(2),
-                    "CoPE: expected attn_logits of shape (batch, heads, queries, keys) beside query of shape ",
+                    "CoPE: expected attn_logits of shape (batch, heads, queries, keys) with query of shape ",
                     query.sym_sizes(), ", but got ", attn_logits.sym_sizes());
   TORCH_CHECK_VALUE(holds(tables.sym_eq(1).sym_or(tables.sym_eq(query.sym_size(1)))), "CoPE: expected query with the ",
                     tables, " heads of pos_emb, but got query of shape ", query.sym_sizes());

@@ -35,7 +35,7 @@ struct Hidden {
 };
 
 /// What relative_attention() takes: query + u, query + v (B, H, Tq, D) in the dtype of query, and rows of projected
-/// sinusoids (H, 2R + 1, D), float32 (float64 beside a float64 query) but under autocast. Where there are few queries,
+/// sinusoids (H, 2R + 1, D), float32 (float64 with a float64 query) but under autocast. Where there are few queries,
 /// these are projected, (B, H, Tq, P), and the rows are the sinusoids (2R + 1, P).
 struct Terms {
   Tensor content_query;

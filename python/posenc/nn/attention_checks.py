@@ -29,12 +29,12 @@ def check_encodings(
     for score in scores:
         if score.rotates and any(isinstance(encoding, RotaryEncoding) for encoding in encodings):
             raise ValueError(
-                f"Attention: expected no rotary encoding beside {type(score).__name__}, "
+                f"Attention: expected no rotary encoding together with {type(score).__name__}, "
                 "which rotates queries and keys itself"
             )
         if score.always_causal and not is_causal:
             raise ValueError(
-                f"Attention: expected is_causal to be true beside {type(score).__name__}, which is causal by definition"
+                f"Attention: expected is_causal to be true with {type(score).__name__}, which is causal by definition"
             )
     if len(scores) > 1:
         _check_together(scores, scale)
@@ -47,7 +47,7 @@ def _check_together(scores: list[ScoreEncoding], scale: float | None) -> None:
     for score, name in zip(scores, names, strict=True):
         if type(score).add_terms is ScoreEncoding.add_terms:
             raise ValueError(
-                f"Attention: expected no other score encoding beside {name}, which attends by itself, but got {names}: "
+                f"Attention: expected no other score encoding with {name}, which attends by itself, but got {names}: "
                 "give it the method add_terms()"
             )
     state = [name for score in scores for name in score.state_keywords]
@@ -80,7 +80,7 @@ def check_positions(
     fits = 1 <= dims <= 3 and shape[-1] == x.shape[1] and (dims == 1 or shape[-2] in (1, x.shape[0]))
     if not fits:
         raise ValueError(
-            "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) beside x of "
+            "Attention: expected positions of shape (length), (batch, length) or (axes, batch, length) with x of "
             f"shape {list(x.shape)}, but got {shape}"
         )
     by_index = [type(score).__name__ for score in scores if not score.takes_positions]
@@ -91,7 +91,7 @@ def check_positions(
         )
     if dims == 3 and scores:
         raise ValueError(
-            "Attention: expected positions of shape (length) or (batch, length) beside a score encoding, whose "
+            "Attention: expected positions of shape (length) or (batch, length) with a score encoding, whose "
             f"distances have one axis, but got {shape}"
         )
     for own in axial:
@@ -99,7 +99,7 @@ def check_positions(
             raise misplaced(own, shape)
     if dims == 3 and not rotary and not axial:
         raise ValueError(
-            "Attention: expected a rotary or absolute encoding that takes positions of several axes, beside "
+            "Attention: expected a rotary or absolute encoding that takes positions of several axes, with "
             f"positions of shape {shape}"
         )
     for encoding in rotary:

@@ -101,7 +101,7 @@ def fake_mode() -> FakeTensorMode | None:
     return None if mode is None or mode.allow_non_fake_inputs else mode
 
 
-def beside(x: Tensor, constant: Tensor) -> Tensor:
+def fitting(x: Tensor, constant: Tensor) -> Tensor:
     """``constant`` for a call on ``x``: a fake tensor where ``x`` is one of a mode that takes no others.
 
     Modules keep their constants as tensors with numbers, also where they are built inside FakeTensorMode, so that they
@@ -130,7 +130,7 @@ def assign(parameter: Tensor, value: Tensor) -> None:
 def on_device_of(x: Tensor, constant: Tensor) -> Tensor:
     """``constant`` on the device of ``x``; modules keep their constants on the CPU."""
     if type(x) is not Tensor:
-        constant = beside(x, constant)
+        constant = fitting(x, constant)
     if x.is_cpu and constant.is_cpu:  # quicker than to compare devices
         return constant
     return constant if constant.device == x.device else constant.to(x.device)

@@ -65,7 +65,7 @@ class LearnedAbsolute(AbsoluteEncoding):
     ) -> "LearnedAbsolute":
         """A new module for other positions, with the table interpolated; this one stays as it is.
 
-        With a grid, the table behind its prefix is an image of embeddings, row by row, as in vision transformers (ViT,
+        With a grid, the table after its prefix is an image of embeddings, row by row, as in vision transformers (ViT,
         arXiv 2010.11929, section 3.2); with a number of positions it is a line. Numbers are those of
         :func:`torch.nn.functional.interpolate`, in float32 for 16-bit tables. The new table has the dtype, the device
         and ``requires_grad`` of this one and passes no gradient to it: an optimizer has to be given the new parameter.

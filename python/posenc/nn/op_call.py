@@ -17,7 +17,7 @@ class OpCall:
         query: (B, H, Tq, D).
         key: (B, G, Tk, D).
         value: (B, G, Tk, Dv); None in ``logits``.
-        keywords: What the op gets beside them.
+        keywords: What the op gets in addition.
         q_positions, k_positions: Those of the call, or None.
     """
 

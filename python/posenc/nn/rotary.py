@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import _C, hf
-from posenc.nn.base import Encoding, assign, beside, check_dense, on_device_of
+from posenc.nn.base import Encoding, assign, check_dense, fitting, on_device_of
 from posenc.nn.options import plain_numbers
 from posenc.ops.rotary import changed_options
 from posenc.scaling import Scaling
@@ -160,7 +160,7 @@ class ScaledRotaryEncoding(RotaryEncoding):
     ) -> Tensor:
         inv_freq = self.inv_freq
         if type(q) is not Tensor:
-            inv_freq = beside(q, inv_freq)
+            inv_freq = fitting(q, inv_freq)
         if self.learnable:
             inv_freq = at_least_float(inv_freq)
         if seq_len is not None and seq_len < 1:

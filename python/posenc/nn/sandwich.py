@@ -2,7 +2,7 @@ import torch
 
 from posenc import _C
 from posenc.nn.additive import AdditiveEncoding, ScoreCall, ScoreTerms
-from posenc.nn.base import beside
+from posenc.nn.base import fitting
 from posenc.nn.options import plain_numbers
 
 _sandwich_table = torch.ops.posenc._sandwich_table.default
@@ -50,7 +50,7 @@ class Sandwich(AdditiveEncoding):
     def terms(self, call: ScoreCall) -> ScoreTerms:
         """What is added to the scores of ``call``."""
         table = _sandwich_table(
-            beside(call.query, self.inv_freq),
+            fitting(call.query, self.inv_freq),
             self.num_heads,
             call.query,
             call.key,

@@ -235,7 +235,7 @@ ERRORS = {
     "batch": (ValueError, r"with batch 1 or 2, but got \[3, 5\]"),
     "axes": (ValueError, r"expected positions of shape .* but got \[1, 2, 5\]"),
     "rows_without_batch": (ValueError, r"\(length\), as x has no batch, but got \[1, 5\]"),
-    "offset_beside_positions": (ValueError, "expected no offset beside positions, but got offset 2"),
+    "offset_beside_positions": (ValueError, "expected no offset with positions, but got offset 2"),
     "offsets_beside_positions": (ValueError, "expected either positions or one offset, but got several"),
     "floating_offsets": (TypeError, "expected a tensor offset to be an integer type, but got Float"),
     "offsets_of_another_batch": (ValueError, r"expected a tensor offset of shape \(batch\) .* but got \[3\]"),

@@ -101,7 +101,7 @@ def test_nothing():
 ERRORS = {
     "no positions": (lambda m, x: m.forward(x), r"expected positions of shape \(axes, length\) .* with 2 axes, which"),
     "an offset alone": (lambda m, x: m.forward(x, offset=3), "with 2 axes, which have no default"),
-    "an offset beside": (lambda m, x: m.forward(x, torch.zeros(2, 5), offset=3), "expected no offset beside positions"),
+    "an offset beside": (lambda m, x: m.forward(x, torch.zeros(2, 5), offset=3), "expected no offset with positions"),
     "one axis": (lambda m, x: m.forward(x, torch.zeros(5)), r"expected positions of shape \(axes, length\) or"),
     "other axes": (lambda m, x: m.forward(x, torch.zeros(3, 5)), r"with 2 axes, but got \[3, 5\]"),
     "length": (lambda m, x: m.forward(x, torch.zeros(2, 4)), r"with length 5, but got \[2, 4\]"),

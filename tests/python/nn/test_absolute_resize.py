@@ -119,7 +119,7 @@ ERRORS = {
     "another grid": (
         lambda m: m.resize((3, 3), prefix=1, grid=(2, 4)),
         ValueError,
-        r"expected grid to be the \(rows, columns\) of the 9 positions behind the prefix, but got \[2, 4\]",
+        r"expected grid to be the \(rows, columns\) of the 9 positions after the prefix, but got \[2, 4\]",
     ),
     "a negative grid": (lambda m: m.resize((3, 3), prefix=1, grid=(-3, -3)), ValueError, "expected grid to be the"),
     "an overflowing grid": (lambda m: m.resize((3, 3), grid=(2**62, 4)), ValueError, "expected grid to be the"),
@@ -139,7 +139,7 @@ ERRORS = {
         "expected mode to be 'bilinear' or 'bicubic' .* but got 'linear'",
     ),
     "unknown mode": (lambda m: m.resize((3, 3), prefix=1, mode="nearest"), ValueError, "but got 'nearest'"),
-    "grid of a line": (lambda m: m.resize(20, grid=(2, 5)), ValueError, "expected grid only beside a new grid"),
+    "grid of a line": (lambda m: m.resize(20, grid=(2, 5)), ValueError, "expected grid only with a new grid"),
     "antialias of a line": (lambda m: m.resize(20, antialias=True), ValueError, "expected antialias only beside"),
     "a float": (lambda m: m.resize(2.5), TypeError, "expected new_positions to be an int, but got 2.5"),
     "a bool": (lambda m: m.resize((True, 2)), TypeError, "expected new_positions to be an int, but got True"),

@@ -44,7 +44,7 @@ COMBINATIONS = {
         ValueError,
         "expected scale, as the score encodings multiply q . k by different numbers",
     ),
-    "rotary beside ReRoPE": (
+    "rotary with ReRoPE": (
         lambda nn: [nn.Rotary(HEAD_DIM), nn.ReRoPE(HEAD_DIM, 4)],
         {},
         ValueError,
@@ -172,12 +172,12 @@ CALLS = {
     "length of positions": ("rotary", {"positions": torch.arange(6)}, r"expected positions of shape \(length\), "),
     "batch of positions": ("rotary", {"positions": torch.zeros(3, 7)}, "expected positions of shape"),
     "rank of positions": ("rotary", {"positions": torch.zeros(1, 1, 2, 7)}, "expected positions of shape"),
-    "several axes beside a score encoding": (
+    "several axes with a score encoding": (
         "alibi",
         {"positions": torch.zeros(3, 2, 7, dtype=torch.int64)},
-        "beside a score encoding, whose distances have one axis",
+        "with a score encoding, whose distances have one axis",
     ),
-    "several axes beside CoPE": ("cope", {"positions": torch.zeros(3, 2, 7)}, "beside a score encoding"),
+    "several axes with CoPE": ("cope", {"positions": torch.zeros(3, 2, 7)}, "with a score encoding"),
     "several axes that nothing takes": ("sinusoidal", {"positions": torch.zeros(3, 2, 7)}, "of several axes, beside"),
     "several axes for one": ("rotary", {"positions": torch.zeros(3, 2, 7)}, r"of shape \(length\) or \(batch, length"),
     "one axis for several": ("axial", {"positions": torch.zeros(2, 7)}, r"of shape \(2, batch, length\)"),

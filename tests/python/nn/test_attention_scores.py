@@ -135,10 +135,10 @@ REFUSED = {
         lambda: [nn.T5RelativeBias(HEADS), nn.DisentangledRelative(WIDTH, HEADS, 4)],
         "expected scale, as the score encodings multiply q . k by different numbers",
     ),
-    "one without add_terms": (lambda: [nn.ALiBi(HEADS), Alone()], "no other score encoding beside Alone"),
-    "rotary beside the second": (
+    "one without add_terms": (lambda: [nn.ALiBi(HEADS), Alone()], "no other score encoding with Alone"),
+    "rotary with the second": (
         lambda: [nn.ALiBi(HEADS), nn.Rotary(WIDTH), nn.ReRoPE(WIDTH)],
-        "no rotary encoding beside ReRoPE",
+        "no rotary encoding together with ReRoPE",
     ),
 }
 

@@ -51,7 +51,7 @@ OPTIONS = {
         ((8, 0), {}, "expected max_positions to be at least 1, but got 0"),
         ((8, 4), {"num_heads": 0}, "expected num_heads to be at least 1, but got 0"),
         ((8, 4), {"gate": "keys"}, "expected gate to be 'logits', 'key' or 'value', but got 'keys'"),
-        ((8, 4), {"gate_bias": 0.0}, "expected num_heads beside gate_bias"),
+        ((8, 4), {"gate_bias": 0.0}, "expected num_heads with gate_bias"),
         ((8, 4), {"gate_bias": float("nan"), "num_heads": 2}, "expected a finite gate_bias, but got nan"),
     ],
 }

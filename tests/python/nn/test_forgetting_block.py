@@ -172,7 +172,7 @@ def test_what_does_not_fit_together_is_refused(namespace, case):
 @in_both_languages
 def test_calls_that_do_not_fit_are_refused(namespace):
     block, x = BY_NAME["fox"].block(namespace), embeddings(torch.float32)
-    with pytest.raises(ValueError, match="beside a score encoding, whose distances have one axis"):
+    with pytest.raises(ValueError, match="with a score encoding, whose distances have one axis"):
         block.forward(x, positions=torch.zeros(3, BATCH, LENGTH))
     with pytest.raises(ValueError, match="expected key_mask of shape"):
         block.forward(x, key_mask=torch.ones(BATCH, 6, dtype=torch.bool))

@@ -1,5 +1,5 @@
 """XPos, AxialRotary and MultimodalRotary under autograd, in compiled and exported graphs,
-and beside their C++ twins."""
+and with their C++ twins."""
 
 import pytest
 import torch

@@ -72,7 +72,7 @@ class POSENC_API LearnedAbsoluteImpl : public torch::nn::Cloneable<LearnedAbsolu
   ///
   /// Errors: c10::ValueError for sizes and modes that have no meaning.
   LearnedAbsolute resize(int64_t new_positions, const LearnedAbsoluteResizeOptions& how = {}) const;
-  /// The same from the old grid of rows and columns to a new one, row by row behind the prefix (ViT, arXiv 2010.11929,
+  /// The same from the old grid of rows and columns to a new one, row by row after the prefix (ViT, arXiv 2010.11929,
   /// section 3.2): prefix + rows * columns positions.
   LearnedAbsolute resize(LearnedAbsoluteResizeOptions::Grid new_grid,
                          const LearnedAbsoluteResizeOptions& how = {}) const;
