@@ -236,3 +236,32 @@ def test_deberta_v2(own):
     ours = encoding.attend(q, k, v, key_mask=attended)
     ours, out = ours.transpose(1, 2).flatten(2)[attended], out[attended]
     expect_equal(ours, out, leaves, scale=40)
+
+
+@pytest.mark.parametrize("tokens", [37, 120])
+def test_gated_bias_of_wavlm(tokens):
+    """A gate of each query and head times a bucketed bias: relative_attention with queries one number wide."""
+    from transformers.models.wavlm.modeling_wavlm import WavLMAttention
+
+    theirs = WavLMAttention(HEADS * WIDTH, HEADS, num_buckets=32, max_distance=60).double().eval()
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.3)
+    x = torch.randn(2, tokens, HEADS * WIDTH, dtype=torch.float64, requires_grad=True)
+    keys = torch.arange(tokens).expand(2, -1) < torch.tensor([[tokens], [tokens - 6]])
+
+    split = x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+    a, b = theirs.gru_rel_pos_linear(split).unflatten(-1, (2, 4)).sum(-1).sigmoid().unsqueeze(-1).unbind(-2)
+    gate = a * (b * theirs.gru_rel_pos_const - 1) + 2
+    q, k, v = (
+        project(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        for project in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+    )
+    buckets = posenc.ops.t5_bucket(torch.arange(1 - tokens, tokens), num_buckets=32, max_distance=60)
+    table = theirs.rel_attn_embed(buckets).t().unsqueeze(-1)
+    out = posenc.ops.relative_attention(q, k, v, table, rel_query=gate * WIDTH**0.5, key_mask=keys)
+    ours = theirs.out_proj(out.transpose(1, 2).flatten(2))
+
+    expected, _, _ = theirs(x, attention_mask=keys.long())
+    expect_equal(ours, expected, (x, *theirs.parameters()), scale=100)
