@@ -1,9 +1,12 @@
 """Positional encodings for PyTorch, as fused ops and modules.
 
 `posenc.ops` are functions of tensors, `posenc.nn` modules, `posenc.scaling` the ways to stretch rotary encodings to
-longer contexts, `posenc.positions` helpers that compute positions. The same names exist in C++. `posenc.plot` draws
-what encodings do.
+longer contexts, `posenc.positions` helpers that compute positions. The same names exist in C++. `posenc.hf` puts posenc
+into models of Hugging Face transformers; `posenc.plot` draws what encodings do.
 """
+
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 import torch as _torch
 
@@ -32,7 +35,19 @@ def _minor(version: str) -> list[str]:
 _check_torch()
 
 from posenc import _C as _C  # noqa: E402  (first: it loads libposenc, which defines the ops)
-from posenc import hf, nn, ops, plot, positions, scaling  # noqa: E402
+from posenc import nn, ops, plot, positions, scaling  # noqa: E402
 from posenc._build_info import version as __version__  # noqa: E402
 
 __all__ = ["__version__", "hf", "nn", "ops", "plot", "positions", "scaling"]
+
+if _TYPE_CHECKING:
+    from posenc import hf
+
+
+def __getattr__(name: str) -> _Any:
+    """Imports ``posenc.hf``, and with it transformers where that is installed, when it is first used."""
+    if name == "hf":
+        from importlib import import_module
+
+        return import_module("posenc.hf")
+    raise AttributeError(f"module 'posenc' has no attribute {name!r}")
