@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as softcap_eager
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as sinks_eager
-from transformers.models.inkling2.modeling_inkling2 import eager_attention_forward as token_sinks_eager
 from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers.models.t5.modeling_t5 import eager_attention_forward as bias_eager
 
@@ -78,11 +77,13 @@ def test_sinks_of_heads():
 
 
 def test_sinks_of_tokens():
-    leaves = operands()
+    """Inkling 2: a column more in the softmax."""
+    q, k, v = operands(groups=HEADS)
     sinks = torch.randn(2, HEADS, TOKENS, 1, dtype=torch.float64, requires_grad=True)
-    found = posenc_attention(Layer(), *leaves, additive(causal()), scaling=0.3, sinks=sinks)[0]
-    expected = token_sinks_eager(Layer(), *leaves, additive(causal()), scaling=0.3, sinks=sinks)[0]
-    expect_equal(found, expected, (*leaves, sinks))
+    found = posenc_attention(Layer(), q, k, v, additive(causal()), scaling=0.3, sinks=sinks)[0]
+    scores = (q @ k.mT * 0.3).masked_fill(~causal(), -torch.inf)
+    weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    expect_equal(found, (weights @ v).transpose(1, 2), (q, k, v, sinks))
 
 
 def test_sinks_in_bfloat16_are_nearer_than_eager():

@@ -81,10 +81,11 @@ def test_decoding_with_a_cache_of_fixed_size_takes_two_graphs(name):
     # Caches are made before graphs, as generate() does.
     cache = StaticCache(model.config, max_cache_len=48)
     cache.early_initialization(2, 2, 16, torch.float32, "cpu")
+    given = {hf_models.cache_keyword(): cache}
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
     with torch.no_grad():
-        found = [compiled(input_ids=ids[:, :20], cache=cache).logits]
-        found += [compiled(input_ids=ids[:, place : place + 1], cache=cache).logits for place in range(20, 40)]
+        found = [compiled(input_ids=ids[:, :20], **given).logits]
+        found += [compiled(input_ids=ids[:, place : place + 1], **given).logits for place in range(20, 40)]
         expected = model(input_ids=ids).logits
     assert len(graphs.kept) <= 2
     torch.testing.assert_close(torch.cat(found, 1), expected, rtol=1e-4, atol=1e-4)

@@ -1,12 +1,21 @@
 """Shrunken models of transformers with random weights, a family each, and inputs for them."""
 
 import copy
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 VOCABULARY, TOKENS = 97, 40
+
+
+def cache_keyword() -> str:
+    """What transformers' functions call a cache: `past_key_values` up to 5.20."""
+    from transformers import masking_utils
+
+    parameters = inspect.signature(masking_utils.create_causal_mask).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 @dataclass(frozen=True)
