@@ -1,9 +1,13 @@
 """Positional encodings for PyTorch, as fused ops and modules.
 
 `posenc.ops` are functions of tensors, `posenc.nn` modules, `posenc.scaling` the ways to stretch rotary encodings to
-longer contexts, `posenc.positions` helpers that compute positions. The same names exist in C++. `posenc.plot` draws
-what encodings do. `posenc.sdpa` puts posenc in the place of torch's scaled_dot_product_attention on CPUs.
+longer contexts, `posenc.positions` helpers that compute positions. The same names exist in C++. `posenc.hf` puts posenc
+into models of Hugging Face transformers, `posenc.sdpa` in the place of torch's scaled_dot_product_attention on CPUs;
+`posenc.export` takes its ops out of exported programs; `posenc.plot` draws what encodings do.
 """
+
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 import torch as _torch
 
@@ -32,7 +36,19 @@ def _minor(version: str) -> list[str]:
 _check_torch()
 
 from posenc import _C as _C  # noqa: E402  (first: it loads libposenc, which defines the ops)
-from posenc import export, hf, nn, ops, plot, positions, scaling, sdpa  # noqa: E402
+from posenc import export, nn, ops, plot, positions, scaling, sdpa  # noqa: E402
 from posenc._build_info import version as __version__  # noqa: E402
 
 __all__ = ["__version__", "export", "hf", "nn", "ops", "plot", "positions", "scaling", "sdpa"]
+
+if _TYPE_CHECKING:
+    from posenc import hf
+
+
+def __getattr__(name: str) -> _Any:
+    """Imports ``posenc.hf``, and with it transformers where that is installed, when it is first used."""
+    if name == "hf":
+        from importlib import import_module
+
+        return import_module("posenc.hf")
+    raise AttributeError(f"module 'posenc' has no attribute {name!r}")

@@ -3,7 +3,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc import _C, hf
+from posenc import _C
 from posenc.nn.options import plain_number, plain_numbers
 from posenc.nn.rotary import ScaledRotaryEncoding, check_axes
 from posenc.ops.rotary import changed_options
@@ -108,6 +108,8 @@ class MultimodalRotary(ScaledRotaryEncoding):
         Example:
             >>> rope = posenc.nn.MultimodalRotary.from_hf({"type": "mrope", "mrope_section": [1, 1, 2]}, head_dim=8)
         """
+        from posenc import hf  # registers with transformers, which importing posenc shall not do
+
         return cls(**hf.multimodal_rotary_arguments(config, layer_type, head_dim, interleaved), **options)
 
     def _frequencies_for(

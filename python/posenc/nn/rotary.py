@@ -3,7 +3,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from posenc import _C, hf
+from posenc import _C
 from posenc.nn.base import Encoding, assign, check_dense, fitting, on_device_of
 from posenc.nn.options import plain_numbers
 from posenc.ops.rotary import changed_options
@@ -294,6 +294,8 @@ class Rotary(ScaledRotaryEncoding):
         Example:
             >>> rope = posenc.nn.Rotary.from_hf({"rope_type": "linear", "factor": 4.0}, head_dim=64)
         """
+        from posenc import hf  # registers with transformers, which importing posenc shall not do
+
         return cls(**hf.rotary_arguments(config, layer_type, head_dim, interleaved), **options)
 
     def shift(self, key: Tensor, by: int) -> Tensor:
