@@ -112,7 +112,7 @@ lint: system $(TORCH_STAMP) $(call stamp,lint)
 .PHONY: tidy
 tidy: system $(TORCH_STAMP) $(call stamp,tidy)
 	@[[ -e build/tidy/CMakeCache.txt ]] || ! command -v ninja >/dev/null || export CMAKE_GENERATOR=Ninja; \
-	cmake -S . -B build/tidy -DPython_EXECUTABLE="$(CURDIR)/$(PY)" >/dev/null
+	cmake -S . -B build/tidy -DPython_EXECUTABLE="$(CURDIR)/$(PY)" -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON >/dev/null
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/tidy build/tidy $(ARGS)
 
 .PHONY: test
