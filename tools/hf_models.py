@@ -2,9 +2,9 @@
 
     python tools/hf_models.py [--mapping causal-lm ...] [--only PATTERN] [--write docs/models.md]
 
-A class is `exact` (logits within 1e-5 and gradients within 1e-3 of eager's, relative), `own code` (posenc is not called),
-`eager` (it fell back; the reason follows), `differs`, or `not tried`: it could not be shrunk or run here, with eager
-attention either.
+A class is `exact` (logits within 1e-5 and gradients within 1e-3 of eager's, relative), `own code` (posenc is not
+called), `eager` (it fell back; the reason follows), `differs`, or `not tried`: it could not be shrunk or run here, with
+eager attention either.
 """
 
 import argparse
