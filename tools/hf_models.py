@@ -43,6 +43,9 @@ SMALL = {
     **dict.fromkeys(("qk_rope_head_dim",), 8),
     **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 16),
     **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group"), 1),
+    **dict.fromkeys(("index_n_heads",), 4),
+    **dict.fromkeys(("index_head_dim", "rotary_dim"), 16),
+    **dict.fromkeys(("index_topk",), 8),
     **dict.fromkeys(("image_size",), 32),
     **dict.fromkeys(("patch_size",), 8),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 256),
@@ -55,13 +58,17 @@ def shrink(config: Any) -> None:
     """Makes a configuration small, and its parts."""
     if getattr(config, "layer_types", None):
         kinds = list(dict.fromkeys(config.layer_types))[:2]
-        config.layer_types = (kinds * 2)[:2]
+        with contextlib.suppress(Exception):  # a property of the class
+            config.layer_types = (kinds * 2)[:2]
+    latent = hasattr(config, "kv_lora_rank")
     for name, value in SMALL.items():
-        present = getattr(config, name, None)
-        if isinstance(present, int) and not isinstance(present, bool):
-            if name == "num_key_value_heads" and present == getattr(config, "num_attention_heads", None):
+        with contextlib.suppress(Exception):  # a property of the class, or a value for each layer
+            present = getattr(config, name)
+            if name == "num_key_value_heads" and (latent or present == config.num_attention_heads):
                 value = HEADS
-            with contextlib.suppress(Exception):  # a property of the class
+            if name == "head_dim" and latent:
+                value = SMALL["qk_rope_head_dim"]
+            if type(present) is int or (present is None and name in ("head_dim", "num_key_value_heads")):
                 setattr(config, name, value)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout", "layerdrop"):
         if isinstance(getattr(config, name, None), float):
@@ -93,6 +100,8 @@ def outcome(kind: str, config_class: Any, model_class: Any) -> tuple[str, str]:
     try:
         config = config_class()
         shrink(config)
+        if kind == "causal-lm" and not hasattr(config, "vocab_size"):
+            config = config.get_text_config(decoder=True)
         model = model_class._from_config(config, attn_implementation="eager").float().eval()
         if sum(parameter.numel() for parameter in model.parameters()) > 3e7:
             return "not tried", "not small enough"

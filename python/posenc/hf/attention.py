@@ -72,16 +72,16 @@ def posenc_attention(
     if indices is not None:
         attention_mask = _only(attention_mask, indices, key.shape[2])
     sinks = s_aux if sinks is None else sinks
-    told = {"softcap": softcap, "position_bias": position_bias, "sinks": sinks}
-    told = {name: x for name, x in told.items() if x is not None}
     says = described(attention_mask)
     reason = _refused(module, query, key, says, sinks, others)
+    told = {"softcap": softcap, "position_bias": position_bias, "sinks": sinks}
     if reason is not None:
         return _model_s_own(module, query, key, value, attention_mask, dropout, scaling, told | others, reason)
+    compiling = torch.compiler.is_compiling()
     if not has_kernels(query.device):
         if softcap is None and sinks is None:
             mask = attention_mask if says is None else says.visible()
-            if not torch.compiler.is_compiling():
+            if not compiling:
                 ran(module, SDPA, f"on {query.device.type}")
             return sdpa_attention_forward(
                 module, query, key, value, mask, dropout, scaling, is_causal, position_bias=position_bias
@@ -93,7 +93,7 @@ def posenc_attention(
 
     call: dict[str, Any]
     if says is not None:
-        call = says.call()
+        call = says.call() if compiling else attention_mask.call.copy()
     elif attention_mask is not None:
         call = {"attn_mask" if attention_mask.dtype == torch.bool else "bias": attention_mask}
     elif cu_seq_lens_q is not None:
@@ -119,7 +119,7 @@ def posenc_attention(
         call["dropout_p"] = dropout
     if query.shape[0] != key.shape[0]:
         query = query.expand(key.shape[0], -1, -1, -1)  # learned queries
-    if not torch.compiler.is_compiling():
+    if not compiling:
         ran(module, POSENC, call)
     return attention(query, key, value, **call).transpose(1, 2).contiguous(), None
 
@@ -131,7 +131,7 @@ def _refused(
     unknown = _acted_on(type(module), tuple(name for name, other in others.items() if other is not None))
     if unknown:
         return f"its attention acts on the keyword {unknown!r}"
-    if sinks is None and isinstance(getattr(module, "sinks", None), Tensor):
+    if sinks is None and module._parameters.get("sinks") is not None:
         return "its sinks are not handed to the attention function"
     if query.dim() != 4 or key.dim() != 4:
         return f"queries and keys have {query.dim()} and {key.dim()} dimensions"
@@ -198,8 +198,9 @@ def _model_s_own(
     elif attention_mask is not None and attention_mask.dtype == torch.bool:
         zero = torch.zeros((), dtype=query.dtype, device=query.device)
         attention_mask = torch.where(attention_mask, zero, torch.finfo(query.dtype).min)
+    others = {name: other for name, other in others.items() if other is not None}
     if "sinks" in others:
-        others = others | {"s_aux": others["sinks"]}
+        others["s_aux"] = others["sinks"]
     return eager(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others)
 
 

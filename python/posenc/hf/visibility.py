@@ -104,6 +104,7 @@ class LazyMask(Tensor):
     """
 
     visibility: Visibility
+    call: dict[str, Any]
     # Its fields once more, as a graph whose input the mask is follows tensors and constants alone.
     causal: bool
     window: tuple[int | None, int | None] | None
@@ -121,6 +122,7 @@ class LazyMask(Tensor):
         self.visibility, self.causal, self.window = visibility, visibility.causal, visibility.window
         for name in _TENSORS:
             setattr(self, name, getattr(visibility, name))
+        self.call = visibility.call()  # once for all layers
         self._made = None  # the mask, once something looked at it
         return self
 
