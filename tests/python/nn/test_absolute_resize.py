@@ -140,7 +140,7 @@ ERRORS = {
     ),
     "unknown mode": (lambda m: m.resize((3, 3), prefix=1, mode="nearest"), ValueError, "but got 'nearest'"),
     "grid of a line": (lambda m: m.resize(20, grid=(2, 5)), ValueError, "expected grid only with a new grid"),
-    "antialias of a line": (lambda m: m.resize(20, antialias=True), ValueError, "expected antialias only beside"),
+    "antialias of a line": (lambda m: m.resize(20, antialias=True), ValueError, "expected antialias only with"),
     "a float": (lambda m: m.resize(2.5), TypeError, "expected new_positions to be an int, but got 2.5"),
     "a bool": (lambda m: m.resize((True, 2)), TypeError, "expected new_positions to be an int, but got True"),
 }

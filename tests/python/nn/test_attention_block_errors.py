@@ -48,19 +48,19 @@ COMBINATIONS = {
         lambda nn: [nn.Rotary(HEAD_DIM), nn.ReRoPE(HEAD_DIM, 4)],
         {},
         ValueError,
-        "expected no rotary encoding beside",
+        "expected no rotary encoding together with",
     ),
-    "rotary behind SelfExtend": (
+    "rotary with SelfExtend": (
         lambda nn: [nn.SelfExtend(HEAD_DIM), nn.XPos(HEAD_DIM)],
         {},
         ValueError,
-        "expected no rotary encoding beside",
+        "expected no rotary encoding together with",
     ),
     "CoPE without causality": (
         lambda nn: [nn.CoPE(HEAD_DIM, 5)],
         {"is_causal": False},
         ValueError,
-        "expected is_causal to be true beside",
+        "expected is_causal to be true with",
     ),
     "a projection": (
         lambda nn: [nn.Attention(8, 2)],
@@ -178,7 +178,7 @@ CALLS = {
         "with a score encoding, whose distances have one axis",
     ),
     "several axes with CoPE": ("cope", {"positions": torch.zeros(3, 2, 7)}, "with a score encoding"),
-    "several axes that nothing takes": ("sinusoidal", {"positions": torch.zeros(3, 2, 7)}, "of several axes, beside"),
+    "several axes that nothing takes": ("sinusoidal", {"positions": torch.zeros(3, 2, 7)}, "of several axes, with"),
     "several axes for one": ("rotary", {"positions": torch.zeros(3, 2, 7)}, r"of shape \(length\) or \(batch, length"),
     "one axis for several": ("axial", {"positions": torch.zeros(2, 7)}, r"of shape \(2, batch, length\)"),
     "two axes for three": ("multimodal", {"positions": torch.zeros(2, 2, 7)}, r"of shape \(3, batch, length\)"),

@@ -145,7 +145,7 @@ REFUSED = {
     "causality": (
         lambda nn: [nn.ForgettingBias(EMBED_DIM, HEADS)],
         {"is_causal": False},
-        "expected is_causal to be true beside",
+        "expected is_causal to be true with",
     ),
     "width": (
         lambda nn: [nn.ForgettingBias(16, HEADS)],
